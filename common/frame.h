@@ -45,8 +45,16 @@ enum cm_stage {
     CM_STAGE_REPLY = 4,
 };
 
-/* Fills header for payload and computes the crc. */
-void cm_frame_seal(struct cm_frame *ret_frame, uint8_t type, const void *payload, uint32_t length);
+/* Fills the header and computes the crc for a payload that lies in two pieces, so that a ring
+ * producer need not join them first. Either length may be 0 (its pointer is then not used); the sum
+ * must fit 32 bits. */
+void cm_frame_seal(struct cm_frame *ret_frame, uint8_t type, const void *head, uint32_t head_length,
+                   const void *tail, uint32_t tail_length);
+
+/* The checks that need no payload (magic, version, flags, length), for a reader that must know
+ * whether the length can be believed before it copies. Errors as cm_frame_check. */
+CM_MUST_CHECK enum cm_err cm_frame_check_header(const struct cm_frame *frame, uint32_t max_length,
+                                                struct cm_error *err);
 
 /* CM_CORRUPT (magic, flags, crc, length over max_length), CM_UNSUPPORTED (another version: the
  * sentence names both). frame and payload must already be private copies of what the peer wrote. */

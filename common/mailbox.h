@@ -23,6 +23,7 @@ struct cm_mailbox {
     uv_async_t async;
     struct cm_mail *first, **last; /* under lock */
     bool closed;                   /* under lock */
+    struct cm_mail *taken;         /* owner only: being delivered */
     cm_mail_fn deliver;
     void *ctx;
 };
