@@ -79,7 +79,7 @@ enum wk_isa wk_isa_best(void)
 enum cm_err cpu_isa_choose(const enum wk_isa *wanted, struct cm_error *err, enum wk_isa *ret_isa)
 {
     enum wk_isa isa = wanted ? *wanted : wk_isa_best();
-    if (!(cpu_isa_mask() & 1u << isa))
+    if ((unsigned)isa > WK_ISA_AVX512 || !(cpu_isa_mask() & 1u << isa))
         return cm_fail(err, CM_UNSUPPORTED, "this machine cannot run %s; its best is %s",
                        wk_isa_name(isa), wk_isa_name(wk_isa_best()));
     const char *limit = getenv("INGOT_CPU_ISA");

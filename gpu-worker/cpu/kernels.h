@@ -9,8 +9,8 @@
  *  - Work is split over outputs: a kernel takes a half-open range of items [i0, i1) and writes
  *    exactly these items' outputs, reading nothing that another range writes. The bits do not
  *    depend on the ranges. Threads that run ranges of one call at once need a workspace each.
- *  - No alignment is needed; 64-byte aligned data is faster. Nothing is read or written outside
- *    the operands.
+ *  - No alignment is needed but of workspaces; 64-byte aligned data is faster. Nothing is read or
+ *    written outside the operands.
  *  - Outputs do not overlap inputs, except where a contract says "in place".
  *  - Arithmetic (README.md has the full text): a dot product is one fused-multiply-add chain over k
  *    increasing; sums use 64 strided partial sums and one fixed tree; padding taps multiply +0;
@@ -92,7 +92,8 @@ struct k_window {
  * no padding reads the image directly). Items: k_conv_items; item = (image, group, panel).
  * f32_dwconv: ic == 1 and oc == 1 (depthwise), same bits as f32_conv, faster. Items:
  * batch*groups planes.
- * workspace: k_conv_workspace / k_dwconv_workspace floats per thread, 64-byte aligned is best. */
+ * workspace: k_conv_workspace / k_dwconv_workspace floats per thread, 64-byte aligned. h*w < 2^31.
+ */
 struct k_conv {
     struct k_window win;
     size_t batch, groups, ic, oc;
@@ -110,7 +111,7 @@ size_t k_dwconv_workspace(const struct k_conv *c);
  * -inf); NaN gives NaN.
  * average: sum from +0 in (ky, kx) order, divided by a count: taps inside the plane, or with
  * count_include_pad taps inside the plane extended by the four pads. Count 0 gives +0.
- * workspace: k_pool_workspace floats per thread.
+ * workspace: k_pool_workspace floats per thread, 64-byte aligned.
  * Global average and maximum: f32_reduce_mean and f32_reduce_max over n = h*w. */
 struct k_pool {
     struct k_window win;
