@@ -45,6 +45,7 @@ struct wk_loader {
     unsigned n_loads;
     struct load *current; /* the one that is being loaded */
     bool working;         /* in the pool */
+    bool stopping;
 };
 
 static void start_next(struct wk_loader *loader);
@@ -227,6 +228,8 @@ static void parse_done(uv_work_t *work, int status)
 
 static void start_next(struct wk_loader *loader)
 {
+    if (loader->stopping)
+        return;
     for (unsigned i = 0; !loader->current && i < loader->n_loads; i++) {
         struct load *load = loader->loads[i];
         if (load->state != LOAD_QUEUED)
@@ -293,6 +296,11 @@ enum cm_err wk_loader_load(struct wk_loader *loader, struct cm_model_ref ref, co
     }
     start_next(loader);
     return CM_OK;
+}
+
+void wk_loader_stop(struct wk_loader *loader)
+{
+    loader->stopping = true;
 }
 
 bool wk_loader_busy(const struct wk_loader *loader)

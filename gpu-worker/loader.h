@@ -52,6 +52,9 @@ CM_MUST_CHECK enum cm_err wk_loader_load(struct wk_loader *loader, struct cm_mod
 /* The device has answered WK_MAIL_MODEL or WK_MAIL_ROUTE. */
 void wk_loader_device_answered(struct wk_loader *loader, const struct wk_mail *mail);
 
+/* Starts no more loads; the current one still comes to its end. */
+void wk_loader_stop(struct wk_loader *loader);
+
 /* After the device is gone and no work is in the pool: frees. NULL is allowed. Models on the device
  * are the device's. */
 void wk_loader_destroy(struct wk_loader *loader);

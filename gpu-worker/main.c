@@ -27,6 +27,7 @@ struct worker {
     struct cm_proc *proc;
     struct wk_server *server;
     int status;
+    bool stopping;
 };
 
 static bool number(const char *text, unsigned long max, uint32_t *ret)
@@ -85,6 +86,9 @@ static void on_ready(void *ctx)
 static void on_stop(void *ctx)
 {
     struct worker *worker = ctx;
+    if (worker->stopping)
+        return;
+    worker->stopping = true;
     wk_server_stop(worker->server);
     cm_proc_close(worker->proc);
 }

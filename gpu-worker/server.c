@@ -467,6 +467,7 @@ void wk_server_stop(struct wk_server *server)
     if (server->stopping)
         return;
     server->stopping = true;
+    wk_loader_stop(server->loader);
     uv_timer_stop(&server->heartbeat);
     struct wk_mail *mail = wk_mail_new(WK_MAIL_STOP);
     CM_ASSERT(mail);
