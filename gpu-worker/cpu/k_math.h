@@ -82,12 +82,12 @@ K_INLINE v v_tanh(v x)
     static const float c[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
                               1.33314422036e-1f, -3.33332819422e-1f};
     v a = v_abs(x);
-    v z = v_mul(x, x);
-    v small = v_fma(v_mul(v_poly(z, c, 5), z), x, x);
+    v z = v_mul(a, a);
+    v small = v_fma(v_mul(v_poly(z, c, 5), z), a, a);
     v one = v_set(1.0f);
     v big = v_sub(one, v_div(v_set(2.0f), v_add(v_exp(v_add(a, a)), one)));
-    big = v_xorbits(big, v_andbits(x, v_bits(0x80000000u)));
-    return v_sel(v_lt(a, v_set(0.625f)), small, big);
+    v y = v_sel(v_lt(a, v_set(0.625f)), small, big);
+    return v_xorbits(y, v_andbits(x, v_bits(0x80000000u)));
 }
 
 #define ERF_CUT 0.9f
