@@ -208,6 +208,7 @@ static struct sd_bucket *next_bucket(struct sd_core *core, uint64_t now_ns,
     return best;
 }
 
+/* Reports workers that take far too long, and notes when the next one will. */
 static void watch_for_hangs(struct sd_core *core, uint64_t now_ns)
 {
     for (uint64_t left = core->workers.attached; left; left &= left - 1) {
@@ -241,6 +242,7 @@ void sd_core_pump(struct sd_core *core, uint64_t now_ns)
     dispatch_suspects(core, now_ns);
     while (core->queue.waiting.first && (bucket = next_bucket(core, now_ns, &reason)) != NULL)
         dispatch(core, bucket, reason, now_ns);
+    watch_for_hangs(core, now_ns); /* again: for the wake-ups of what has just left */
     const struct sd_request *first = sd_queue_first_deadline(&core->queue);
     if (first)
         wake_at(core, first->deadline_ns);
