@@ -1,0 +1,287 @@
+/* The batch-axis proof; see batch.h. Pure, the owner's thread.
+ *
+ * Two facts carry every rule. A ROWS value has WK_DIM_BATCH as its first dimension and nowhere
+ * else. A FREE value, and the shape of one row, do not change with the batch size. */
+#include "gpu-worker/graph/batch.h"
+
+#include "gpu-worker/graph/infer.h"
+
+#include <stdio.h>
+
+struct judge {
+    const struct wk_node *node;
+    const struct wk_fact *facts;
+    const struct wk_fact *out;
+};
+
+static const struct wk_fact *input(const struct judge *j, unsigned k)
+{
+    if (k >= j->node->n_in || j->node->in[k] < 0)
+        return NULL;
+    return &j->facts[j->node->in[k]];
+}
+
+static enum wk_rows rows_of(const struct judge *j, unsigned k)
+{
+    const struct wk_fact *fact = input(j, k);
+    return fact ? fact->rows : WK_ROWS_FREE;
+}
+
+/* Inputs [from, n_in) are all FREE. */
+static bool rest_is_free(const struct judge *j, unsigned from)
+{
+    for (unsigned k = from; k < j->node->n_in; k++)
+        if (rows_of(j, k) != WK_ROWS_FREE)
+            return false;
+    return true;
+}
+
+static bool leads_with_batch(const struct cm_shape *shape)
+{
+    return shape->rank > 0 && shape->dims[0] == WK_DIM_BATCH;
+}
+
+/* Element-wise with broadcasting: batch axes line up, and what is FREE repeats over the batch. */
+static bool rows_elementwise(const struct judge *j)
+{
+    for (unsigned k = 0; k < j->node->n_in; k++) {
+        const struct wk_fact *in = input(j, k);
+        if (!in)
+            continue;
+        if (in->rows == WK_ROWS_ROWS && in->shape.rank != j->out->shape.rank)
+            return false;
+        if (in->rows == WK_ROWS_FREE && in->shape.rank == j->out->shape.rank &&
+            in->shape.dims[0] != 1)
+            return false;
+        if (in->rows == WK_ROWS_SIZE)
+            return false;
+    }
+    return true;
+}
+
+static bool rows_gemm(const struct judge *j)
+{
+    const struct wk_fact *c = input(j, 2);
+    if (wk_node_int(j->node, "transA", 0) || rows_of(j, 0) != WK_ROWS_ROWS ||
+        rows_of(j, 1) != WK_ROWS_FREE)
+        return false;
+    if (!c || c->rows == WK_ROWS_FREE)
+        return !c || c->shape.rank < 2 || c->shape.dims[0] == 1;
+    return c->rows == WK_ROWS_ROWS && c->shape.rank == 2;
+}
+
+/* A [..., m, k] x B [..., k, n]. The batch may be m of a matrix or a leading axis. */
+static bool rows_matmul(const struct judge *j)
+{
+    const struct wk_fact *a = input(j, 0), *b = input(j, 1);
+    unsigned rank = j->out->shape.rank;
+    bool a_rows = a->rows == WK_ROWS_ROWS, b_rows = b->rows == WK_ROWS_ROWS;
+    if ((a_rows && a->shape.rank < 2) || (b_rows && b->shape.rank < 3))
+        return false; /* the batch would be summed over */
+    if ((!a_rows && a->rows != WK_ROWS_FREE) || (!b_rows && b->rows != WK_ROWS_FREE))
+        return false;
+    if (a_rows && (b->shape.rank == 1 ? a->shape.rank - 1u : a->shape.rank) != rank)
+        return false;
+    if (b_rows && (b->shape.rank != rank || (a_rows && a->shape.rank != rank)))
+        return false;
+    if (a_rows && !b_rows)
+        return b->shape.rank < 3 || b->shape.rank < a->shape.rank || b->shape.dims[0] == 1;
+    if (!a_rows)
+        return a->shape.rank < 3 || a->shape.rank < b->shape.rank || a->shape.dims[0] == 1;
+    return true;
+}
+
+static bool rows_softmax(const struct judge *j)
+{
+    unsigned axis, rank = input(j, 0)->shape.rank;
+    int64_t given = wk_node_int(j->node, "axis", j->node->opset < 13 ? 1 : -1);
+    return rows_of(j, 0) == WK_ROWS_ROWS && (!wk_axis(given, rank, &axis) || axis != 0);
+}
+
+static bool rows_concat(const struct judge *j)
+{
+    unsigned axis;
+    if (!wk_axis(wk_node_int(j->node, "axis", 0), j->out->shape.rank, &axis) || axis == 0)
+        return false;
+    for (unsigned k = 0; k < j->node->n_in; k++)
+        if (rows_of(j, k) != WK_ROWS_ROWS)
+            return false;
+    return true;
+}
+
+static bool rows_gather(const struct judge *j)
+{
+    const struct wk_fact *x = input(j, 0);
+    unsigned axis;
+    if (!wk_axis(wk_node_int(j->node, "axis", 0), x->shape.rank, &axis))
+        return false;
+    if (x->rows == WK_ROWS_ROWS)
+        return axis != 0 && rows_of(j, 1) == WK_ROWS_FREE;
+    return x->rows == WK_ROWS_FREE && axis == 0 && rows_of(j, 1) == WK_ROWS_ROWS;
+}
+
+static bool rows_transpose(const struct judge *j)
+{
+    unsigned perm[CM_MAX_RANK], rank = j->out->shape.rank;
+    return rows_of(j, 0) == WK_ROWS_ROWS && rank > 0 &&
+           wk_transpose_perm(j->node, rank, NULL, perm) == CM_OK && perm[0] == 0;
+}
+
+/* Rows repeat along other axes, or something FREE repeats over the batch. */
+static bool rows_expand(const struct judge *j)
+{
+    const struct wk_fact *x = input(j, 0);
+    if (rows_of(j, 1) != WK_ROWS_FREE && rows_of(j, 1) != WK_ROWS_SIZE)
+        return false;
+    if (x->rows == WK_ROWS_ROWS)
+        return x->shape.rank == j->out->shape.rank;
+    return x->rows == WK_ROWS_FREE && (x->shape.rank < j->out->shape.rank || x->shape.dims[0] == 1);
+}
+
+/* The rule of a node that has at least one input which is not FREE. That the output leads with the
+ * batch, and has it nowhere else, is checked by the caller for all. */
+static bool rows_rule(const struct judge *j)
+{
+    switch (j->node->op) {
+    case WK_OP_Add:
+    case WK_OP_Sub:
+    case WK_OP_Mul:
+    case WK_OP_Div:
+    case WK_OP_Pow:
+    case WK_OP_Min:
+    case WK_OP_Max:
+        return rows_elementwise(j);
+    case WK_OP_Gemm:
+        return rows_gemm(j);
+    case WK_OP_MatMul:
+        return rows_matmul(j);
+    case WK_OP_Softmax:
+    case WK_OP_LogSoftmax:
+        return rows_softmax(j);
+    case WK_OP_Concat:
+        return rows_concat(j);
+    case WK_OP_Gather:
+        return rows_gather(j);
+    case WK_OP_Transpose:
+        return rows_transpose(j);
+    case WK_OP_Expand:
+        return rows_expand(j);
+    case WK_OP_ConstantOfShape:
+        return true; /* every row is the same constant */
+    case WK_OP_Reshape:
+    case WK_OP_Flatten:
+    case WK_OP_Squeeze:
+    case WK_OP_Unsqueeze:
+        /* Bytes keep their order, so equal first dimensions mean equal rows. */
+        return rows_of(j, 0) == WK_ROWS_ROWS;
+    case WK_OP_Abs:
+    case WK_OP_AveragePool:
+    case WK_OP_BatchNormalization:
+    case WK_OP_Cast:
+    case WK_OP_Clip:
+    case WK_OP_Conv:
+    case WK_OP_Dropout:
+    case WK_OP_Erf:
+    case WK_OP_Exp:
+    case WK_OP_GlobalAveragePool:
+    case WK_OP_GlobalMaxPool:
+    case WK_OP_HardSigmoid:
+    case WK_OP_HardSwish:
+    case WK_OP_Identity:
+    case WK_OP_LeakyRelu:
+    case WK_OP_MaxPool:
+    case WK_OP_Neg:
+    case WK_OP_Relu:
+    case WK_OP_Sigmoid:
+    case WK_OP_Sqrt:
+    case WK_OP_Tanh:
+        return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
+    case WK_OP_Pad:
+    case WK_OP_ReduceMean:
+    case WK_OP_Slice:
+        /* An axis 0 that these touch is no longer the batch in the output's shape. */
+        return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
+    default:
+        return false; /* Constant, Shape and Size never get here */
+    }
+}
+
+/* Class of a value whose elements are known: by the elements alone. */
+static enum wk_rows rows_of_elems(const struct wk_fact *fact)
+{
+    for (uint32_t i = 0; i < fact->n_elems; i++)
+        if (fact->elems[i].kind == WK_ELEM_BATCH || fact->elems[i].kind == WK_ELEM_MIXED)
+            return WK_ROWS_SIZE;
+    return WK_ROWS_FREE;
+}
+
+static enum wk_rows judge_output(const struct judge *j)
+{
+    bool all_free = true;
+    if (j->out->elems)
+        return rows_of_elems(j->out);
+    for (unsigned k = 0; k < j->node->n_in; k++) {
+        if (rows_of(j, k) == WK_ROWS_MIXED)
+            return WK_ROWS_MIXED;
+        all_free &= rows_of(j, k) == WK_ROWS_FREE;
+    }
+    if (all_free)
+        return WK_ROWS_FREE;
+    if (!leads_with_batch(&j->out->shape) || !rows_rule(j))
+        return WK_ROWS_MIXED;
+    for (unsigned i = 1; i < j->out->shape.rank; i++)
+        if (j->out->shape.dims[i] == WK_DIM_BATCH)
+            return WK_ROWS_MIXED;
+    return WK_ROWS_ROWS;
+}
+
+void wk_batch_node(const struct wk_node *node, struct wk_fact *facts)
+{
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0) {
+            struct judge j = {node, facts, &facts[node->out[k]]};
+            facts[node->out[k]].rows = judge_output(&j);
+        }
+}
+
+/* The first node, in execution order, whose output could not be proven though its inputs were. */
+static const struct wk_node *first_mixed(const struct wk_graph *graph)
+{
+    for (uint32_t i = 0; i < graph->n_nodes; i++)
+        for (unsigned k = 0; k < graph->nodes[i].n_out; k++)
+            if (graph->nodes[i].out[k] >= 0 &&
+                graph->facts[graph->nodes[i].out[k]].rows == WK_ROWS_MIXED)
+                return &graph->nodes[i];
+    return NULL;
+}
+
+bool wk_batch_proven(const struct wk_graph *graph, char *why, size_t why_size)
+{
+    char name[96];
+    if (graph->n_inputs == 0) {
+        snprintf(why, why_size, "the model has no inputs");
+        return false;
+    }
+    for (uint32_t i = 0; i < graph->n_inputs; i++)
+        if (graph->input_info[i].shape.rank == 0 || graph->input_info[i].shape.dims[0] >= 0) {
+            snprintf(why, why_size, "the first dimension of input \"%s\" is fixed",
+                     wk_printable(graph->input_info[i].name, name, sizeof name));
+            return false;
+        }
+    for (uint32_t i = 0; i < graph->n_outputs; i++) {
+        const struct wk_fact *fact = &graph->facts[graph->outputs[i]];
+        if (fact->rows == WK_ROWS_ROWS)
+            continue;
+        const struct wk_node *node = first_mixed(graph);
+        char op[160] = "";
+        if (fact->rows == WK_ROWS_MIXED && node)
+            snprintf(op, sizeof op, ": node %u \"%s\" (%s) may mix rows", node->position,
+                     wk_printable(node->name, name, sizeof name), wk_op_name(node->op));
+        char output[96];
+        snprintf(why, why_size, "the rows of output \"%s\" are not provably the batch's%s",
+                 wk_printable(graph->output_info[i].name, output, sizeof output), op);
+        return false;
+    }
+    why[0] = 0;
+    return true;
+}

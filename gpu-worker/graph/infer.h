@@ -1,0 +1,68 @@
+/* Shape inference, and evaluation of what shapes alone decide.
+ *
+ * The same code runs twice: at load with symbolic dimensions (WK_DIM_ANY, WK_DIM_BATCH), which
+ * checks the model and feeds the batch proof, and per plan with concrete ones. Pure but for the
+ * arena; the owner's thread. */
+#ifndef GPU_WORKER_GRAPH_INFER_H
+#define GPU_WORKER_GRAPH_INFER_H
+
+#include "gpu-worker/graph/graph.h"
+
+/* Fills graph->facts with symbolic dimensions. Where every input's first dimension is free it is
+ * taken as the batch and rows are followed. Errors as wk_model_parse. */
+CM_MUST_CHECK enum cm_err wk_infer_symbolic(struct wk_graph *graph, struct cm_error *err);
+
+/* Facts of every value for concrete input shapes. facts has graph->n_values zeroed entries; element
+ * lists live in arena. CM_INVALID where the shapes do not fit, CM_LIMIT for a tensor over
+ * WK_MAX_TENSOR_BYTES. */
+CM_MUST_CHECK enum cm_err wk_infer_concrete(const struct wk_graph *graph,
+                                            const struct cm_shape *inputs, struct wk_arena *arena,
+                                            struct wk_fact *facts, struct cm_error *err);
+
+/* The node's outputs are all known without running it. */
+bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts);
+
+/* The node's input k is only looked at when a plan is made (shapes, axes, bounds): it needs no
+ * memory at run time. */
+bool wk_operand_is_static(const struct wk_node *node, unsigned k);
+
+/* The node gives its input 0 a new shape and leaves the bytes alone. */
+bool wk_node_is_view(const struct wk_node *node);
+
+/* A window over one or two spatial dimensions, resolved from attributes and shapes. Entry 0 is the
+ * height and entry 1 the width; with one spatial dimension the height is 1 throughout. Symbolic
+ * sizes give symbolic in, out; pads are then as written. */
+struct wk_window {
+    int64_t in[2], out[2], kernel[2], stride[2], dilation[2], pad_begin[2], pad_end[2];
+};
+
+/* x is the input [N,C,spatial...]; kernel the last dimensions of the weights, or NULL to take the
+ * attribute kernel_shape. */
+CM_MUST_CHECK enum cm_err wk_window_resolve(const struct wk_node *node, const struct cm_shape *x,
+                                            const int64_t *kernel, struct cm_error *err,
+                                            struct wk_window *ret_window);
+
+/* Start, step and length per axis of a Slice whose facts are concrete. */
+struct wk_slice {
+    int64_t start[CM_MAX_RANK], step[CM_MAX_RANK], length[CM_MAX_RANK];
+};
+CM_MUST_CHECK enum cm_err wk_slice_resolve(const struct wk_node *node, const struct wk_fact *facts,
+                                           struct cm_error *err, struct wk_slice *ret_slice);
+
+/* Begin and end padding per axis of a Pad. */
+CM_MUST_CHECK enum cm_err wk_pad_resolve(const struct wk_node *node, const struct wk_fact *facts,
+                                         struct cm_error *err, int64_t ret_begin[CM_MAX_RANK],
+                                         int64_t ret_end[CM_MAX_RANK]);
+
+/* Which axes a reduction removes, from the attribute or the input. */
+CM_MUST_CHECK enum cm_err wk_reduce_axes(const struct wk_node *node, const struct wk_fact *facts,
+                                         struct cm_error *err, bool ret_axes[CM_MAX_RANK]);
+
+/* The permutation of a Transpose; reversed axes by default. */
+CM_MUST_CHECK enum cm_err wk_transpose_perm(const struct wk_node *node, unsigned rank,
+                                            struct cm_error *err, unsigned ret_perm[CM_MAX_RANK]);
+
+/* An axis counted from the back made positive; false outside [-rank, rank - 1]. */
+bool wk_axis(int64_t axis, unsigned rank, unsigned *ret_axis);
+
+#endif

@@ -1,0 +1,546 @@
+/* Model file -> graph: names resolved, every number checked, nodes in execution order.
+ *
+ * Runs on the thread that owns the model. Nothing in the file is trusted: the wire bytes are
+ * bounded before protobuf-c sees them, names are looked up by sorting (no table that crafted names
+ * could degrade), and lists are walked without recursion. */
+#include "gpu-worker/graph/load_priv.h"
+
+#include "common/check.h"
+#include "gpu-worker/graph/batch.h"
+#include "gpu-worker/graph/infer.h"
+#include "gpu-worker/graph/wire.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MIN_IR = 3, MAX_NAME_BYTES = 65535 };
+
+/* A name and the value that it stands for. */
+struct named {
+    const char *name;
+    int32_t value;
+};
+
+struct loader {
+    struct wk_graph *graph;
+    const Onnx__GraphProto *proto;
+    int64_t opset;
+    struct named *names; /* sorted once complete */
+    uint32_t n_names;
+    struct cm_error *err;
+};
+
+static const char *text_or_empty(const char *text)
+{
+    return text ? text : "";
+}
+
+static enum cm_err out_of_memory(struct loader *loader)
+{
+    return cm_fail(loader->err, CM_NOMEM, "out of memory while loading a model");
+}
+
+static enum cm_err find_opset(struct loader *loader, const Onnx__ModelProto *model)
+{
+    if (!model->has_ir_version || model->ir_version < MIN_IR)
+        return cm_fail(loader->err, model->has_ir_version ? CM_UNSUPPORTED : CM_CORRUPT,
+                       "not a usable ONNX model: ir_version is %s",
+                       model->has_ir_version ? "below 3" : "missing");
+    for (size_t i = 0; i < model->n_opset_import; i++) {
+        const char *domain = text_or_empty(model->opset_import[i]->domain);
+        if (domain[0] && strcmp(domain, "ai.onnx") != 0)
+            continue;
+        if (loader->opset)
+            return cm_fail(loader->err, CM_INVALID, "the model imports two versions of ai.onnx");
+        loader->opset = model->opset_import[i]->version;
+        if (loader->opset < WK_MIN_OPSET || loader->opset > WK_MAX_OPSET)
+            return cm_fail(loader->err, CM_UNSUPPORTED,
+                           "the model needs opset %lld; supported are %d to %d",
+                           (long long)loader->opset, WK_MIN_OPSET, WK_MAX_OPSET);
+    }
+    if (!loader->opset)
+        return cm_fail(loader->err, CM_INVALID, "the model imports no version of ai.onnx");
+    return CM_OK;
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct named *)a)->name, ((const struct named *)b)->name);
+}
+
+static const struct named *find_in(const struct named *names, uint32_t count, const char *name)
+{
+    struct named key = {.name = name};
+    return bsearch(&key, names, count, sizeof *names, by_name);
+}
+
+/* Value of a name, or -1. */
+static int32_t find_value(const struct loader *loader, const char *name)
+{
+    const struct named *found = find_in(loader->names, loader->n_names, name);
+    return found ? found->value : -1;
+}
+
+static enum cm_err add_value(struct loader *loader, const char *name, struct wk_value value)
+{
+    struct wk_graph *graph = loader->graph;
+    if (strlen(name) > MAX_NAME_BYTES)
+        return cm_fail(loader->err, CM_LIMIT, "a tensor's name is longer than %d bytes",
+                       MAX_NAME_BYTES);
+    value.name = wk_arena_text(&graph->arena, name, strlen(name));
+    if (!value.name)
+        return out_of_memory(loader);
+    if (!name[0])
+        return cm_fail(loader->err, CM_INVALID, "a %s has no name",
+                       value.input >= 0 ? "graph input" : "constant");
+    loader->names[loader->n_names++] = (struct named){value.name, (int32_t)graph->n_values};
+    graph->values[graph->n_values++] = value;
+    return CM_OK;
+}
+
+static enum cm_err sort_names(struct loader *loader)
+{
+    char printable[96];
+    qsort(loader->names, loader->n_names, sizeof *loader->names, by_name);
+    for (uint32_t i = 1; i < loader->n_names; i++)
+        if (strcmp(loader->names[i - 1].name, loader->names[i].name) == 0)
+            return cm_fail(loader->err, CM_INVALID, "tensor \"%s\" is defined twice",
+                           wk_printable(loader->names[i].name, printable, sizeof printable));
+    return CM_OK;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static enum cm_err add_initializers(struct loader *loader)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    char what[160], printable[96];
+    for (size_t i = 0; i < proto->n_initializer; i++) {
+        const char *name = text_or_empty(proto->initializer[i]->name);
+        const struct wk_const *constant;
+        snprintf(what, sizeof what, "initializer \"%s\"",
+                 wk_printable(name, printable, sizeof printable));
+        enum cm_err code =
+            wk_load_tensor(loader->graph, proto->initializer[i], what, loader->err, &constant);
+        if (code == CM_OK)
+            code = add_value(loader, name,
+                             (struct wk_value){.input = -1, .producer = -1, .constant = constant});
+        if (code != CM_OK)
+            return code;
+    }
+    return sort_names(loader);
+}
+
+static enum cm_err add_inputs(struct loader *loader)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    struct wk_graph *graph = loader->graph;
+    uint32_t n_initializers = loader->n_names;
+    char what[160], printable[96];
+    for (size_t i = 0; i < proto->n_input; i++) {
+        const char *name = text_or_empty(proto->input[i]->name);
+        /* Old files list initializers among the inputs as well; they stay constants. */
+        if (find_in(loader->names, n_initializers, name))
+            continue;
+        if (graph->n_inputs == WK_MAX_IO)
+            return cm_fail(loader->err, CM_LIMIT, "the model has more than %d inputs", WK_MAX_IO);
+        snprintf(what, sizeof what, "input \"%s\"",
+                 wk_printable(name, printable, sizeof printable));
+        struct wk_tensor_info *info = &graph->input_info[graph->n_inputs];
+        enum cm_err code = wk_load_info(proto->input[i], what, loader->err, info);
+        graph->inputs[graph->n_inputs] = (int32_t)graph->n_values;
+        if (code == CM_OK)
+            code =
+                add_value(loader, name,
+                          (struct wk_value){.input = (int32_t)graph->n_inputs++, .producer = -1});
+        if (code != CM_OK)
+            return code;
+    }
+    return CM_OK;
+}
+
+/* ---- nodes ----------------------------------------------------------------------------------- */
+
+static enum cm_err refuse_operator(struct loader *loader, const Onnx__NodeProto *proto,
+                                   size_t position, const char *why)
+{
+    char name[96], type[96], domain[64];
+    return cm_fail(loader->err, CM_UNSUPPORTED,
+                   "node \"%s\" (number %zu): operator %s%s%s of opset %lld is not supported%s",
+                   wk_printable(text_or_empty(proto->name), name, sizeof name), position,
+                   wk_printable(text_or_empty(proto->domain), domain, sizeof domain),
+                   domain[0] ? "." : "",
+                   wk_printable(text_or_empty(proto->op_type), type, sizeof type),
+                   (long long)loader->opset, why);
+}
+
+static enum cm_err read_node(struct loader *loader, const Onnx__NodeProto *proto, size_t position,
+                             struct wk_node *node)
+{
+    struct wk_graph *graph = loader->graph;
+    const char *domain = text_or_empty(proto->domain);
+    const char *name = text_or_empty(proto->name);
+    if (domain[0] && strcmp(domain, "ai.onnx") != 0)
+        return refuse_operator(loader, proto, position, " (only the domain ai.onnx is)");
+    enum wk_op op = wk_op_from_name(text_or_empty(proto->op_type));
+    if (op == WK_OP_COUNT)
+        return refuse_operator(loader, proto, position, "");
+    const struct wk_op_version *version = wk_op_version(op, loader->opset);
+    if (!version)
+        return refuse_operator(loader, proto, position, "; it is in other opsets");
+    *node = (struct wk_node){.op = op,
+                             .position = (uint32_t)position,
+                             .opset = (int32_t)loader->opset,
+                             .name = wk_arena_text(&graph->arena, name, strlen(name))};
+    int32_t *in = wk_arena_take(&graph->arena, proto->n_input, sizeof *in);
+    int32_t *out = wk_arena_take(&graph->arena, proto->n_output, sizeof *out);
+    if (!node->name || !in || !out)
+        return out_of_memory(loader);
+    if (proto->n_input < version->min_in || proto->n_input > version->max_in)
+        return wk_node_fail(loader->err, CM_INVALID, node, "%zu inputs, must be %u to %u",
+                            proto->n_input, version->min_in, version->max_in);
+    if (proto->n_output < 1 || proto->n_output > version->max_out)
+        return wk_node_fail(loader->err, CM_INVALID, node, "%zu outputs, must be 1 to %u",
+                            proto->n_output, version->max_out);
+    node->n_in = (uint16_t)proto->n_input;
+    node->n_out = (uint16_t)proto->n_output;
+    node->in = in;
+    node->out = out;
+    return wk_load_attrs(graph, node, version, proto, loader->err);
+}
+
+/* Outputs become values; a Constant's output becomes a constant and the node goes away. */
+static enum cm_err add_outputs(struct loader *loader, const Onnx__NodeProto *proto,
+                               struct wk_node *node, int32_t *out)
+{
+    const struct wk_const *constant = NULL;
+    enum cm_err code = CM_OK;
+    if (node->op == WK_OP_Constant)
+        code = wk_load_constant(loader->graph, node, loader->err, &constant);
+    for (size_t i = 0; i < proto->n_output && code == CM_OK; i++) {
+        out[i] = -1;
+        if (!proto->output[i][0])
+            continue;
+        out[i] = (int32_t)loader->graph->n_values;
+        code =
+            add_value(loader, proto->output[i],
+                      (struct wk_value){.input = -1,
+                                        .producer = constant ? -1 : (int32_t)loader->graph->n_nodes,
+                                        .constant = constant});
+    }
+    return code;
+}
+
+static enum cm_err add_nodes(struct loader *loader)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    struct wk_graph *graph = loader->graph;
+    for (size_t i = 0; i < proto->n_node; i++) {
+        struct wk_node *node = &graph->nodes[graph->n_nodes];
+        enum cm_err code = read_node(loader, proto->node[i], i, node);
+        if (code == CM_OK)
+            code = add_outputs(loader, proto->node[i], node, (int32_t *)node->out);
+        if (code != CM_OK)
+            return code;
+        if (node->op != WK_OP_Constant)
+            graph->n_nodes++;
+    }
+    return sort_names(loader);
+}
+
+/* Inputs can be resolved once every name is known: files need not be in order. */
+static enum cm_err resolve_inputs(struct loader *loader)
+{
+    struct wk_graph *graph = loader->graph;
+    char printable[96];
+    for (uint32_t i = 0; i < graph->n_nodes; i++) {
+        struct wk_node *node = &graph->nodes[i];
+        const Onnx__NodeProto *proto = loader->proto->node[node->position];
+        int32_t *in = (int32_t *)node->in;
+        for (unsigned k = 0; k < node->n_in; k++) {
+            in[k] = -1;
+            if (!proto->input[k][0])
+                continue;
+            in[k] = find_value(loader, proto->input[k]);
+            if (in[k] < 0)
+                return wk_node_fail(loader->err, CM_INVALID, node,
+                                    "input \"%s\" is produced by no node, input or initializer",
+                                    wk_printable(proto->input[k], printable, sizeof printable));
+        }
+        const struct wk_op_version *version = wk_op_version(node->op, node->opset);
+        for (unsigned k = 0; k < version->min_in; k++)
+            if (in[k] < 0)
+                return wk_node_fail(loader->err, CM_INVALID, node, "input %u must not be empty", k);
+    }
+    return CM_OK;
+}
+
+static enum cm_err resolve_outputs(struct loader *loader)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    struct wk_graph *graph = loader->graph;
+    char what[160], printable[96];
+    if (proto->n_output == 0)
+        return cm_fail(loader->err, CM_INVALID, "the model has no outputs");
+    if (proto->n_output > WK_MAX_IO)
+        return cm_fail(loader->err, CM_LIMIT, "the model has more than %d outputs", WK_MAX_IO);
+    for (size_t i = 0; i < proto->n_output; i++) {
+        const char *name = text_or_empty(proto->output[i]->name);
+        snprintf(what, sizeof what, "output \"%s\"",
+                 wk_printable(name, printable, sizeof printable));
+        graph->outputs[i] = find_value(loader, name);
+        if (graph->outputs[i] < 0)
+            return cm_fail(loader->err, CM_INVALID, "%s is produced by no node", what);
+        for (size_t k = 0; k < i; k++)
+            if (graph->outputs[k] == graph->outputs[i])
+                return cm_fail(loader->err, CM_INVALID, "%s is listed twice", what);
+        enum cm_err code =
+            wk_load_info(proto->output[i], what, loader->err, &graph->output_info[i]);
+        if (code != CM_OK)
+            return code;
+        graph->n_outputs++;
+    }
+    return CM_OK;
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+/* Marks what the outputs need, walking producers with an explicit stack: depth is the file's. */
+static void mark_live(const struct wk_graph *graph, bool *live, uint32_t *stack)
+{
+    uint32_t depth = 0;
+    for (uint32_t i = 0; i < graph->n_outputs; i++) {
+        int32_t producer = graph->values[graph->outputs[i]].producer;
+        if (producer >= 0 && !live[producer]) {
+            live[producer] = true;
+            stack[depth++] = (uint32_t)producer;
+        }
+    }
+    while (depth) {
+        const struct wk_node *node = &graph->nodes[stack[--depth]];
+        for (unsigned k = 0; k < node->n_in; k++) {
+            int32_t producer = node->in[k] < 0 ? -1 : graph->values[node->in[k]].producer;
+            if (producer >= 0 && !live[producer]) {
+                live[producer] = true;
+                stack[depth++] = (uint32_t)producer;
+            }
+        }
+    }
+}
+
+/* Where each node goes: repeated passes over the file's order. An ordered file takes one pass; each
+ * pass of a shuffled one places at least one node or finds the cycle. Work is bounded by following
+ * consumers instead: waiting[i] counts inputs of node i that no placed node has produced. */
+struct order {
+    uint32_t *waiting, *first, *next_edge, *edge_node; /* adjacency: producer -> consumers */
+    uint32_t *queue;
+    bool *live;
+};
+
+static bool take_order(struct wk_arena *arena, uint32_t n_nodes, size_t n_edges, struct order *ret)
+{
+    ret->waiting = wk_arena_take(arena, n_nodes, sizeof(uint32_t));
+    ret->first = wk_arena_take(arena, n_nodes, sizeof(uint32_t));
+    ret->queue = wk_arena_take(arena, n_nodes, sizeof(uint32_t));
+    ret->next_edge = wk_arena_take(arena, n_edges + 1, sizeof(uint32_t));
+    ret->edge_node = wk_arena_take(arena, n_edges + 1, sizeof(uint32_t));
+    ret->live = wk_arena_take(arena, n_nodes, sizeof(bool));
+    return ret->waiting && ret->first && ret->queue && ret->next_edge && ret->edge_node &&
+           ret->live;
+}
+
+/* Edges from the last node to the first, so that each list is in file order. Edge 0 ends a list. */
+static void link_edges(const struct wk_graph *graph, struct order *order)
+{
+    uint32_t edge = 1;
+    for (uint32_t i = graph->n_nodes; i-- > 0;) {
+        const struct wk_node *node = &graph->nodes[i];
+        for (unsigned k = 0; k < node->n_in && order->live[i]; k++) {
+            int32_t producer = node->in[k] < 0 ? -1 : graph->values[node->in[k]].producer;
+            if (producer < 0)
+                continue;
+            order->waiting[i]++;
+            order->edge_node[edge] = i;
+            order->next_edge[edge] = order->first[producer];
+            order->first[producer] = edge++;
+        }
+    }
+}
+
+static uint32_t run_order(const struct wk_graph *graph, struct order *order)
+{
+    uint32_t placed = 0, tail = 0;
+    for (uint32_t i = 0; i < graph->n_nodes; i++)
+        if (order->live[i] && order->waiting[i] == 0)
+            order->queue[tail++] = i;
+    while (placed < tail)
+        for (uint32_t edge = order->first[order->queue[placed++]]; edge;
+             edge = order->next_edge[edge])
+            if (--order->waiting[order->edge_node[edge]] == 0)
+                order->queue[tail++] = order->edge_node[edge];
+    return placed;
+}
+
+static bool is_ordered(const struct wk_graph *graph, const bool *live)
+{
+    for (uint32_t i = 0; i < graph->n_nodes; i++)
+        for (unsigned k = 0; k < graph->nodes[i].n_in && live[i]; k++)
+            if (graph->nodes[i].in[k] >= 0 &&
+                graph->values[graph->nodes[i].in[k]].producer >= (int32_t)i)
+                return false;
+    return true;
+}
+
+/* Moves the live nodes, in the chosen order, to the front and renumbers producers. */
+static enum cm_err apply_order(struct loader *loader, const uint32_t *order, uint32_t count)
+{
+    struct wk_graph *graph = loader->graph;
+    struct wk_node *nodes = wk_arena_take(&graph->arena, count, sizeof *nodes);
+    if (!nodes)
+        return out_of_memory(loader);
+    for (uint32_t i = 0; i < graph->n_values; i++)
+        graph->values[i].producer = graph->values[i].producer < 0 ? -1 : -2;
+    for (uint32_t i = 0; i < count; i++) {
+        nodes[i] = graph->nodes[order[i]];
+        for (unsigned k = 0; k < nodes[i].n_out; k++)
+            if (nodes[i].out[k] >= 0)
+                graph->values[nodes[i].out[k]].producer = (int32_t)i;
+    }
+    graph->nodes = nodes;
+    graph->n_nodes = count;
+    return CM_OK;
+}
+
+static enum cm_err order_nodes(struct loader *loader)
+{
+    struct wk_graph *graph = loader->graph;
+    struct wk_arena scratch = {0};
+    struct order order;
+    size_t n_edges = 0;
+    enum cm_err code = CM_OK;
+    uint32_t n_live = 0, placed = 0;
+    for (uint32_t i = 0; i < graph->n_nodes; i++)
+        n_edges += graph->nodes[i].n_in;
+    if (!take_order(&scratch, graph->n_nodes, n_edges, &order)) {
+        code = out_of_memory(loader);
+        goto out;
+    }
+    mark_live(graph, order.live, order.queue);
+    for (uint32_t i = 0; i < graph->n_nodes; i++)
+        n_live += order.live[i];
+    if (is_ordered(graph, order.live)) {
+        /* The file's order is kept: its author may have chosen it for memory. */
+        for (uint32_t i = 0; i < graph->n_nodes; i++)
+            if (order.live[i])
+                order.queue[placed++] = i;
+    } else {
+        link_edges(graph, &order);
+        placed = run_order(graph, &order);
+    }
+    if (placed < n_live) {
+        uint32_t i = 0;
+        while (!order.live[i] || order.waiting[i] == 0)
+            i++;
+        code = wk_node_fail(loader->err, CM_INVALID, &graph->nodes[i],
+                            "depends on its own output (the graph has a cycle)");
+        goto out;
+    }
+    code = apply_order(loader, order.queue, placed);
+out:
+    wk_arena_fini(&scratch);
+    return code;
+}
+
+/* ---- all together ---------------------------------------------------------------------------- */
+
+static enum cm_err check_size(struct loader *loader)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    size_t values = proto->n_initializer + proto->n_input;
+    if (proto->n_sparse_initializer)
+        return cm_fail(loader->err, CM_UNSUPPORTED, "sparse initializers are not supported");
+    if (proto->n_node > WK_MAX_NODES)
+        return cm_fail(loader->err, CM_LIMIT, "the model has %zu nodes, at most %d are supported",
+                       proto->n_node, WK_MAX_NODES);
+    for (size_t i = 0; i < proto->n_node; i++) {
+        if (proto->node[i]->n_input > WK_MAX_NODE_IO || proto->node[i]->n_output > WK_MAX_NODE_IO)
+            return cm_fail(loader->err, CM_LIMIT, "node number %zu has more than %d inputs", i,
+                           WK_MAX_NODE_IO);
+        values += proto->node[i]->n_output;
+    }
+    if (values > WK_MAX_VALUES)
+        return cm_fail(loader->err, CM_LIMIT, "the model has more than %d tensors", WK_MAX_VALUES);
+    struct wk_graph *graph = loader->graph;
+    struct wk_arena *arena = &graph->arena;
+    graph->values = wk_arena_take(arena, values, sizeof *graph->values);
+    graph->facts = wk_arena_take(arena, values, sizeof *graph->facts);
+    graph->roots = wk_arena_take(arena, values, sizeof *graph->roots);
+    graph->nodes = wk_arena_take(arena, proto->n_node + 1, sizeof *graph->nodes);
+    graph->inputs = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->inputs);
+    graph->outputs = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->outputs);
+    graph->input_info = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->input_info);
+    graph->output_info = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->output_info);
+    loader->names = malloc((values + 1) * sizeof *loader->names);
+    if (!graph->values || !graph->facts || !graph->roots || !graph->nodes || !graph->inputs ||
+        !graph->outputs || !graph->input_info || !graph->output_info || !loader->names)
+        return out_of_memory(loader);
+    return CM_OK;
+}
+
+/* Nodes are in order, so that a view's input has its root already. */
+static void find_roots(struct wk_graph *graph)
+{
+    for (uint32_t i = 0; i < graph->n_values; i++)
+        graph->roots[i] = (int32_t)i;
+    for (uint32_t i = 0; i < graph->n_nodes; i++)
+        if (wk_node_is_view(&graph->nodes[i]) && graph->nodes[i].out[0] >= 0)
+            graph->roots[graph->nodes[i].out[0]] = graph->roots[graph->nodes[i].in[0]];
+}
+
+static enum cm_err build(struct loader *loader)
+{
+    enum cm_err code = check_size(loader);
+    if (code == CM_OK)
+        code = add_initializers(loader);
+    if (code == CM_OK)
+        code = add_inputs(loader);
+    if (code == CM_OK)
+        code = add_nodes(loader);
+    if (code == CM_OK)
+        code = resolve_inputs(loader);
+    if (code == CM_OK)
+        code = resolve_outputs(loader);
+    if (code == CM_OK)
+        code = order_nodes(loader);
+    if (code != CM_OK)
+        return code;
+    find_roots(loader->graph);
+    return wk_infer_symbolic(loader->graph, loader->err);
+}
+
+enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
+                          struct cm_error *err)
+{
+    struct loader loader = {.graph = graph, .err = err};
+    enum cm_err code = wk_wire_check(&onnx__model_proto__descriptor, bytes, length, err);
+    if (code != CM_OK)
+        return code;
+    Onnx__ModelProto *model = onnx__model_proto__unpack(NULL, length, bytes);
+    if (!model)
+        return cm_fail(err, CM_CORRUPT, "not a valid ONNX file");
+    graph->proto = model;
+    code = find_opset(&loader, model);
+    if (code == CM_OK && !model->graph)
+        code = cm_fail(err, CM_CORRUPT, "the file holds no graph");
+    if (code == CM_OK) {
+        loader.proto = model->graph;
+        code = build(&loader);
+    }
+    free(loader.names);
+    if (code != CM_OK)
+        wk_graph_fini(graph);
+    return code;
+}
