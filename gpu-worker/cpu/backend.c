@@ -1,0 +1,259 @@
+/* The CPU backend: one table row per operator, preparation, and work split over the pool.
+ *
+ * Runs on the thread that owns the engine; pool threads only run bodies inside cpu_split. How work
+ * is split never shows in results: kernels compute every output by one fixed order of operations.
+ */
+#include "gpu-worker/cpu/backend_priv.h"
+
+#include "common/check.h"
+#include "gpu-worker/cpu/features.h"
+
+#include <stdlib.h>
+
+/* Below this much work (in simple operations) other threads cost more than they save: a fork and
+ * join takes about a microsecond. */
+#define ALONE_WORK 65536.0
+
+struct op_row {
+    cpu_prepare_fn *prepare;
+    cpu_layout_fn *layout;
+    cpu_pack_fn *pack;
+};
+
+/* Operators without a row are views or are evaluated while planning. */
+static const struct op_row rows[WK_OP_COUNT] = {
+    [WK_OP_Abs] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Add] = {cpu_prepare_binary, NULL, NULL},
+    [WK_OP_AveragePool] = {cpu_prepare_pool, NULL, NULL},
+    [WK_OP_BatchNormalization] = {cpu_prepare_batch_norm, cpu_layout_batch_norm,
+                                  cpu_pack_batch_norm},
+    [WK_OP_Cast] = {cpu_prepare_cast, NULL, NULL},
+    [WK_OP_Clip] = {cpu_prepare_clip, NULL, NULL},
+    [WK_OP_Concat] = {cpu_prepare_concat, NULL, NULL},
+    [WK_OP_ConstantOfShape] = {cpu_prepare_constant_of_shape, NULL, NULL},
+    [WK_OP_Conv] = {cpu_prepare_conv, NULL, NULL},
+    [WK_OP_Div] = {cpu_prepare_binary, NULL, NULL},
+    [WK_OP_Erf] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Exp] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Expand] = {cpu_prepare_expand, NULL, NULL},
+    [WK_OP_Gather] = {cpu_prepare_gather, NULL, NULL},
+    [WK_OP_Gemm] = {cpu_prepare_gemm, cpu_layout_gemm, cpu_pack_gemm},
+    [WK_OP_GlobalAveragePool] = {cpu_prepare_global_pool, NULL, NULL},
+    [WK_OP_GlobalMaxPool] = {cpu_prepare_global_pool, NULL, NULL},
+    [WK_OP_HardSigmoid] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_HardSwish] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_LeakyRelu] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_LogSoftmax] = {cpu_prepare_softmax, NULL, NULL},
+    [WK_OP_MatMul] = {cpu_prepare_matmul, cpu_layout_matmul, cpu_pack_matmul},
+    [WK_OP_Max] = {cpu_prepare_variadic, NULL, NULL},
+    [WK_OP_MaxPool] = {cpu_prepare_pool, NULL, NULL},
+    [WK_OP_Min] = {cpu_prepare_variadic, NULL, NULL},
+    [WK_OP_Mul] = {cpu_prepare_binary, NULL, NULL},
+    [WK_OP_Neg] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Pad] = {cpu_prepare_pad, NULL, NULL},
+    [WK_OP_Pow] = {cpu_prepare_binary, NULL, NULL},
+    [WK_OP_ReduceMean] = {cpu_prepare_reduce, NULL, NULL},
+    [WK_OP_Relu] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Sigmoid] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Slice] = {cpu_prepare_slice, NULL, NULL},
+    [WK_OP_Softmax] = {cpu_prepare_softmax, NULL, NULL},
+    [WK_OP_Sqrt] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Sub] = {cpu_prepare_binary, NULL, NULL},
+    [WK_OP_Tanh] = {cpu_prepare_unary, NULL, NULL},
+    [WK_OP_Transpose] = {cpu_prepare_transpose, NULL, NULL},
+};
+
+/* ---- helpers of the operators ---------------------------------------------------------------- */
+
+void *cpu_step_take(struct cpu_prepare *p, size_t size, cpu_body_fn *body, size_t items,
+                    size_t unit, double work)
+{
+    struct cpu_step *step = wk_arena_take(p->arena, 1, size);
+    if (!step) {
+        (void)cm_fail(p->err, CM_NOMEM, "out of memory while planning");
+        return NULL;
+    }
+    step->body = body;
+    step->items = items;
+    step->unit = unit;
+    step->alone = work < ALONE_WORK || p->cpu->threads == 1;
+    return step;
+}
+
+/* One cpu_split call, as the pool's threads see it. */
+struct split {
+    const struct cpu_backend *cpu;
+    const struct cpu_step *step;
+    const struct wk_run *run;
+    cpu_body_fn *body;
+    size_t items, unit;
+};
+
+static void run_part(void *context, size_t part, unsigned thread)
+{
+    const struct split *s = context;
+    size_t begin, end;
+    cpu_pool_share(s->items, s->unit, s->cpu->threads, part, &begin, &end);
+    if (begin < end)
+        s->body(s->cpu, s->step, s->run, begin, end, thread);
+}
+
+void cpu_split(const struct cpu_backend *cpu, const struct cpu_step *step, const struct wk_run *run,
+               cpu_body_fn *body, size_t items, size_t unit)
+{
+    if (items == 0)
+        return;
+    if (step->alone) {
+        body(cpu, step, run, 0, items, 0);
+        return;
+    }
+    struct split split = {cpu, step, run, body, items, unit};
+    cpu_pool_run(cpu->pool, run_part, &split, cpu->threads);
+}
+
+size_t cpu_product(const struct cm_shape *shape, unsigned from, unsigned to)
+{
+    size_t product = 1;
+    for (unsigned i = from; i < to; i++)
+        product *= (size_t)shape->dims[i];
+    return product;
+}
+
+size_t cpu_count(const struct cm_shape *shape)
+{
+    return cpu_product(shape, 0, shape->rank);
+}
+
+void cpu_strides(const struct cm_shape *shape, ptrdiff_t ret_strides[CM_MAX_RANK])
+{
+    ptrdiff_t stride = 1;
+    for (unsigned i = shape->rank; i-- > 0;) {
+        ret_strides[i] = stride;
+        stride *= (ptrdiff_t)shape->dims[i];
+    }
+}
+
+size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats)
+{
+    size_t padded = (floats + 31) / 32 * 32; /* WK_ALIGN bytes */
+    p->workspace += padded * sizeof(float) * p->cpu->threads;
+    return padded;
+}
+
+/* ---- the backend's table --------------------------------------------------------------------- */
+
+static const struct cpu_backend *as_cpu(const struct wk_backend *backend)
+{
+    return cm_container_of(backend, struct cpu_backend, base);
+}
+
+static enum cm_err cpu_supports(const struct wk_backend *backend, const struct wk_call *call,
+                                struct cm_error *err)
+{
+    (void)backend;
+    enum cm_dtype dtype = wk_call_in(call, 0) ? wk_call_in(call, 0)->dtype : CM_DTYPE_NONE;
+    bool fits = rows[call->node->op].prepare != NULL;
+    if (rows[call->node->op].prepare == cpu_prepare_binary ||
+        rows[call->node->op].prepare == cpu_prepare_variadic)
+        fits = cpu_supports_binary(call->node->op, dtype);
+    if (!fits)
+        return wk_node_fail(err, CM_UNSUPPORTED, call->node, "not supported for %s",
+                            cm_dtype_name(dtype));
+    return CM_OK;
+}
+
+static void cpu_layout(const struct wk_backend *backend, const struct wk_call *call, unsigned k,
+                       struct wk_layout *ret_layout)
+{
+    (void)backend;
+    if (rows[call->node->op].layout)
+        rows[call->node->op].layout(call, k, ret_layout);
+}
+
+static void cpu_pack(const struct wk_backend *backend, const struct wk_call *call, unsigned k,
+                     void *ret_bytes)
+{
+    (void)backend;
+    rows[call->node->op].pack(call, k, ret_bytes);
+}
+
+static enum cm_err cpu_prepare(const struct wk_backend *backend, const struct wk_call *call,
+                               struct wk_arena *arena, struct cm_error *err, const void **ret_state,
+                               size_t *ret_workspace)
+{
+    struct cpu_prepare p = {.cpu = as_cpu(backend), .call = call, .arena = arena, .err = err};
+    const struct cpu_step *step = NULL;
+    enum cm_err code = rows[call->node->op].prepare(&p, &step);
+    if (code == CM_OK && p.workspace > WK_MAX_PLAN_BYTES)
+        code = wk_node_fail(err, CM_LIMIT, call->node, "needs too much memory");
+    if (code != CM_OK)
+        return code;
+    *ret_state = step;
+    *ret_workspace = p.workspace;
+    return CM_OK;
+}
+
+static enum cm_err cpu_run(struct wk_backend *backend, const void *state, const struct wk_run *run)
+{
+    const struct cpu_step *step = state;
+    if (step->run)
+        return step->run(as_cpu(backend), step, run);
+    cpu_split(as_cpu(backend), step, run, step->body, step->items, step->unit);
+    return CM_OK;
+}
+
+static void cpu_begin(struct wk_backend *backend)
+{
+    if (as_cpu(backend)->pool)
+        cpu_pool_begin(as_cpu(backend)->pool);
+}
+
+static void cpu_end(struct wk_backend *backend)
+{
+    if (as_cpu(backend)->pool)
+        cpu_pool_end(as_cpu(backend)->pool);
+}
+
+static void cpu_destroy(struct wk_backend *backend)
+{
+    struct cpu_backend *cpu = cm_container_of(backend, struct cpu_backend, base);
+    cpu_pool_destroy(cpu->pool);
+    free(cpu);
+}
+
+static const struct wk_backend_ops cpu_ops = {
+    .name = "cpu",
+    .packing_version = 1,
+    .supports = cpu_supports,
+    .layout = cpu_layout,
+    .pack = cpu_pack,
+    .prepare = cpu_prepare,
+    .run = cpu_run,
+    .begin = cpu_begin,
+    .end = cpu_end,
+    .destroy = cpu_destroy,
+};
+
+enum cm_err wk_cpu_backend_create(const struct wk_engine_options *options, struct cm_error *err,
+                                  struct wk_backend **ret_backend, enum wk_isa *ret_isa)
+{
+    unsigned threads = options->threads ? options->threads : 1;
+    enum wk_isa isa;
+    enum cm_err code = cpu_isa_choose(options->isa_given ? &options->isa : NULL, err, &isa);
+    if (code != CM_OK)
+        return code;
+    struct cpu_backend *cpu = calloc(1, sizeof *cpu);
+    if (!cpu)
+        return cm_fail(err, CM_NOMEM, "out of memory");
+    *cpu = (struct cpu_backend){
+        .base = {&cpu_ops}, .kernels = cpu_kernels_for(isa), .threads = threads};
+    if (threads > 1)
+        code = cpu_pool_create(threads, &cpu->pool);
+    if (code != CM_OK) {
+        free(cpu);
+        return cm_fail(err, code, "cannot start %u threads: %s", threads, cm_err_text(code));
+    }
+    *ret_backend = &cpu->base;
+    *ret_isa = isa;
+    return CM_OK;
+}

@@ -1,0 +1,87 @@
+/* Pieces of the CPU backend, shared by backend*.c only. */
+#ifndef GPU_WORKER_CPU_BACKEND_PRIV_H
+#define GPU_WORKER_CPU_BACKEND_PRIV_H
+
+#include "gpu-worker/backend.h"
+#include "gpu-worker/cpu/kernels.h"
+#include "gpu-worker/cpu/pool.h"
+#include "gpu-worker/graph/infer.h"
+
+struct cpu_backend {
+    struct wk_backend base;
+    const struct cpu_kernels *kernels;
+    struct cpu_pool *pool; /* NULL: one thread */
+    unsigned threads;
+};
+
+struct cpu_step;
+
+/* Runs items [i0, i1) of a step on one thread. */
+typedef void cpu_body_fn(const struct cpu_backend *cpu, const struct cpu_step *step,
+                         const struct wk_run *run, size_t i0, size_t i1, unsigned thread);
+
+/* Runs a whole step, splitting its parts with cpu_split. */
+typedef enum cm_err cpu_step_fn(const struct cpu_backend *cpu, const struct cpu_step *step,
+                                const struct wk_run *run);
+
+/* A prepared node; operators embed it first and add what they need. */
+struct cpu_step {
+    cpu_step_fn *run; /* NULL: body over all items */
+    cpu_body_fn *body;
+    size_t items, unit; /* boundaries between threads fall on multiples of unit */
+    bool alone;         /* too little work to wake other threads for */
+};
+
+/* What prepare functions share: the call, and where its results go. */
+struct cpu_prepare {
+    const struct cpu_backend *cpu;
+    const struct wk_call *call;
+    struct wk_arena *arena;
+    struct cm_error *err;
+    size_t workspace; /* bytes; set by the operator */
+};
+typedef enum cm_err cpu_prepare_fn(struct cpu_prepare *p, const struct cpu_step **ret_step);
+
+/* Layout and packing of an operator's constants; NULL in the table means plain. */
+typedef void cpu_layout_fn(const struct wk_call *call, unsigned k, struct wk_layout *ret_layout);
+typedef void cpu_pack_fn(const struct wk_call *call, unsigned k, void *ret_bytes);
+
+/* Layouts of the CPU backend. */
+enum {
+    CPU_LAYOUT_PACKED = WK_LAYOUT_OWN, /* B of a product in panels (kernels.h), matrix by matrix */
+    CPU_LAYOUT_PACKED_TRANSPOSED,      /* the same from B stored [n][k] */
+    CPU_LAYOUT_BATCH_NORM,             /* scale[C] and shift[C] of a BatchNormalization */
+};
+
+/* Zeroed state of size bytes with the step's work filled in. work is in the unit of one simple
+ * operation per element; NULL when memory is out (err is filled). */
+void *cpu_step_take(struct cpu_prepare *p, size_t size, cpu_body_fn *body, size_t items,
+                    size_t unit, double work);
+
+/* Runs body over items on all threads, or in the caller if the step is alone. */
+void cpu_split(const struct cpu_backend *cpu, const struct cpu_step *step, const struct wk_run *run,
+               cpu_body_fn *body, size_t items, size_t unit);
+
+/* Elements of a concrete shape, and of its dimensions [from, to). */
+size_t cpu_count(const struct cm_shape *shape);
+size_t cpu_product(const struct cm_shape *shape, unsigned from, unsigned to);
+
+/* Dense row-major strides in elements. */
+void cpu_strides(const struct cm_shape *shape, ptrdiff_t ret_strides[CM_MAX_RANK]);
+
+/* A workspace of floats for each thread: adds threads * floats to the prepared workspace and
+ * returns the padded floats per thread. */
+size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats);
+
+cpu_prepare_fn cpu_prepare_unary, cpu_prepare_clip, cpu_prepare_binary, cpu_prepare_variadic,
+    cpu_prepare_cast, cpu_prepare_batch_norm, cpu_prepare_softmax, cpu_prepare_reduce,
+    cpu_prepare_global_pool, cpu_prepare_conv, cpu_prepare_pool, cpu_prepare_matmul,
+    cpu_prepare_gemm, cpu_prepare_concat, cpu_prepare_slice, cpu_prepare_transpose,
+    cpu_prepare_expand, cpu_prepare_gather, cpu_prepare_pad, cpu_prepare_constant_of_shape;
+cpu_layout_fn cpu_layout_batch_norm, cpu_layout_matmul, cpu_layout_gemm;
+cpu_pack_fn cpu_pack_batch_norm, cpu_pack_matmul, cpu_pack_gemm;
+
+/* Element types that the element-wise operators have kernels for. */
+bool cpu_supports_binary(enum wk_op op, enum cm_dtype dtype);
+
+#endif
