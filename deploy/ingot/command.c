@@ -1,0 +1,188 @@
+/* Options and manual pages of the subcommands. Main thread. */
+#include "deploy/ingot/command.h"
+
+#include "common/check.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WIDTH       80
+#define HELP_ID     1000 /* above every command's own ids */
+#define OPTION_TEXT 12   /* column of an option's text */
+
+static unsigned count_options(const struct ig_command *command)
+{
+    unsigned n = 0;
+    while (command->options[n].name)
+        n++;
+    CM_ASSERT(n <= IG_MAX_OPTIONS);
+    return n;
+}
+
+int ig_next_option(const struct ig_command *command, int argc, char **argv, const char **ret_value)
+{
+    struct option table[IG_MAX_OPTIONS + 2] = {0};
+    unsigned n = count_options(command);
+    for (unsigned i = 0; i < n; i++) {
+        const struct ig_option *option = &command->options[i];
+        table[i].name = option->name;
+        table[i].has_arg = option->argument ? required_argument : no_argument;
+        table[i].val = option->id;
+    }
+    table[n] = (struct option){.name = "help", .has_arg = no_argument, .val = HELP_ID};
+    opterr = 0;
+    int id = getopt_long(argc, argv, ":h", table, NULL);
+    switch (id) {
+    case -1:
+        return IG_OPTIONS_END;
+    case 'h':
+    case HELP_ID:
+        ig_print_manual(command, stdout);
+        return IG_OPTIONS_HELP;
+    case ':':
+        ig_usage(command, "option %s needs a value", argv[optind - 1]);
+        return IG_OPTIONS_BAD;
+    case '?':
+        ig_usage(command, "option %s is unknown, ambiguous or takes no value", argv[optind - 1]);
+        return IG_OPTIONS_BAD;
+    default:
+        *ret_value = optarg;
+        return id;
+    }
+}
+
+int ig_options_exit(int answer)
+{
+    return answer == IG_OPTIONS_HELP ? IG_EXIT_OK : IG_EXIT_USAGE;
+}
+
+int ig_usage(const struct ig_command *command, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "ingot %s: ", command->name);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\nTry 'ingot %s --help'.\n", command->name);
+    va_end(args);
+    return IG_EXIT_USAGE;
+}
+
+int ig_complain(const struct ig_command *command, enum ig_exit code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "ingot %s: ", command->name);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    return (int)code;
+}
+
+/* Prints text in lines of at most WIDTH columns, the first starting at column (already printed),
+ * the others after indent spaces. Newlines in text are kept; a line that starts with a space is
+ * printed as it is. */
+static void print_wrapped(FILE *out, const char *text, size_t column, size_t indent)
+{
+    bool verbatim = *text == ' ';
+    while (*text) {
+        if (*text == '\n') {
+            verbatim = text[1] == ' ';
+            fputc('\n', out);
+            column = 0;
+            text++;
+            continue;
+        }
+        size_t length = verbatim ? strcspn(text, "\n") : strcspn(text, " \n");
+        if (column > indent && column + 1 + length > WIDTH) {
+            fputc('\n', out);
+            column = 0;
+        }
+        if (column == 0)
+            column = (size_t)fprintf(out, "%*s", (int)indent, "");
+        else if (column > indent)
+            column += (size_t)fprintf(out, " ");
+        column += (size_t)fprintf(out, "%.*s", (int)length, text);
+        text += length;
+        while (!verbatim && *text == ' ')
+            text++;
+    }
+    fputc('\n', out);
+}
+
+static void print_option(FILE *out, const char *name, const char *argument, const char *help)
+{
+    fprintf(out, "    --%s%s%s\n%*s", name, argument ? " " : "", argument ? argument : "",
+            OPTION_TEXT, "");
+    print_wrapped(out, help, OPTION_TEXT, OPTION_TEXT);
+}
+
+static void print_files(FILE *out, const char *files)
+{
+    while (*files) {
+        size_t line = strcspn(files, "\n");
+        size_t path = strcspn(files, "\t");
+        CM_ASSERT(path < line);
+        char meaning[512];
+        snprintf(meaning, sizeof meaning, "%.*s", (int)(line - path - 1), files + path + 1);
+        fprintf(out, "    %.*s\n%*s", (int)path, files, OPTION_TEXT, "");
+        print_wrapped(out, meaning, OPTION_TEXT, OPTION_TEXT);
+        files += line + (files[line] == '\n');
+    }
+}
+
+void ig_print_manual(const struct ig_command *command, FILE *out)
+{
+    fprintf(out, "NAME\n    ingot %s - %s\n\nSYNOPSIS\n", command->name, command->summary);
+    size_t column = (size_t)fprintf(out, "    ingot %s", command->name);
+    print_wrapped(out, command->synopsis, column, 8);
+    fprintf(out, "\nDESCRIPTION\n");
+    print_wrapped(out, command->description, 0, 4);
+    fprintf(out, "\nOPTIONS\n");
+    for (const struct ig_option *option = command->options; option->name; option++)
+        if (option->help)
+            print_option(out, option->name, option->argument, option->help);
+    print_option(out, "help", NULL, "Print this page.");
+    if (command->files) {
+        fprintf(out, "\nFILES\n");
+        print_files(out, command->files);
+    }
+    fprintf(out, "\nEXIT STATUS\n");
+#define X(name, number, meaning)                 \
+    if (command->exit_codes & IG_EXIT_BIT(name)) \
+        fprintf(out, "    %d  %s\n", (number), (meaning));
+    IG_EXIT_MAP(X)
+#undef X
+    fprintf(out, "\nEXAMPLE\n");
+    print_wrapped(out, command->example, 0, 4);
+}
+
+bool ig_parse_number(const char *text, uint64_t minimum, uint64_t maximum, uint64_t *ret_number)
+{
+    if (*text < '0' || *text > '9')
+        return false;
+    char *end = NULL;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    if (errno || *end || number < minimum || number > maximum)
+        return false;
+    *ret_number = number;
+    return true;
+}
+
+enum cm_err ig_parse_binding(const char *text, struct cm_error *err, struct ig_binding *ret_binding)
+{
+    const char *equals = strchr(text, '=');
+    if (!equals || equals == text || !equals[1])
+        return cm_fail(err, CM_INVALID, "'%s' is not NAME=FILE", text);
+    size_t length = (size_t)(equals - text);
+    if (length >= sizeof ret_binding->name)
+        return cm_fail(err, CM_INVALID, "the tensor name in '%.40s...' is longer than %zu bytes",
+                       text, sizeof ret_binding->name - 1);
+    memcpy(ret_binding->name, text, length);
+    ret_binding->name[length] = '\0';
+    ret_binding->file = equals + 1;
+    return CM_OK;
+}

@@ -1,0 +1,85 @@
+/* A subcommand: its manual page as data, its options, and the function that runs it.
+ *
+ * One table lists them all (commands.c). What --help prints and what getopt_long accepts come from
+ * the same lines, so they cannot differ. Main thread only: getopt keeps global state. */
+#ifndef DEPLOY_INGOT_COMMAND_H
+#define DEPLOY_INGOT_COMMAND_H
+
+#include "common/err.h"
+#include "deploy/ingot/exit.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define IG_MAX_OPTIONS 24
+
+/* One option. A list of them ends with a NULL name. help NULL: not in the manual page. */
+struct ig_option {
+    int id; /* what ig_next_option returns; > 0, unique in the list */
+    const char *name;
+    const char *argument; /* its name in the manual page; NULL if the option takes none */
+    const char *help;     /* plain sentences; wrapped when printed */
+};
+
+struct ig_command {
+    const char *name;
+    const char *summary;  /* one line, no full stop */
+    const char *synopsis; /* what follows "ingot NAME" */
+    const char *description;
+    const struct ig_option *options;
+    const char *files;   /* lines "PATH\tmeaning"; NULL for none */
+    unsigned exit_codes; /* IG_EXIT_BIT(...) | ... */
+    const char *example;
+    int (*run)(const struct ig_command *command, int argc, char **argv);
+};
+
+/* ig_next_option's other answers. */
+#define IG_OPTIONS_END  -1 /* what is left starts at argv[optind] */
+#define IG_OPTIONS_HELP -2 /* the manual page was printed: return IG_EXIT_OK */
+#define IG_OPTIONS_BAD  -3 /* the complaint was printed: return IG_EXIT_USAGE */
+
+/* The next option's id, with its argument in *ret_value (NULL if it takes none). argv[0] is the
+ * command's name. */
+int ig_next_option(const struct ig_command *command, int argc, char **argv, const char **ret_value);
+
+/* IG_EXIT_OK, or IG_EXIT_USAGE with a complaint, for the two negative answers above. */
+int ig_options_exit(int answer);
+
+/* Prints "ingot NAME: sentence" and where to read more; returns IG_EXIT_USAGE. */
+int ig_usage(const struct ig_command *command, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Prints "ingot NAME: sentence"; returns code. */
+int ig_complain(const struct ig_command *command, enum ig_exit code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The manual page. */
+void ig_print_manual(const struct ig_command *command, FILE *out);
+
+/* The option that every command with a cluster has. */
+#define IG_OPTION_RUN_DIR(id)                                                        \
+    {                                                                                \
+        id, "run-dir", "DIR",                                                        \
+            "The cluster's run directory. Default: $INGOT_RUN_DIR, else "            \
+            "$XDG_RUNTIME_DIR/ingot, else /run/ingot for root, else /tmp/ingot-UID." \
+    }
+
+/* Decimal, no sign, within [minimum, maximum]; false otherwise. */
+bool ig_parse_number(const char *text, uint64_t minimum, uint64_t maximum, uint64_t *ret_number);
+
+/* One NAME=FILE argument, split in place into two strings that live as long as text. */
+struct ig_binding {
+    char name[256];
+    const char *file;
+};
+CM_MUST_CHECK enum cm_err ig_parse_binding(const char *text, struct cm_error *err,
+                                           struct ig_binding *ret_binding);
+
+extern const struct ig_command ig_command_up, ig_command_down, ig_command_status, ig_command_infer,
+    ig_command_run, ig_command_models, ig_command_mem;
+
+/* The table; NULL at its end. */
+extern const struct ig_command *const ig_commands[];
+
+#endif
