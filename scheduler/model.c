@@ -90,7 +90,7 @@ static bool signature_equal(const struct sd_signature *a, const struct sd_signat
 {
     return a->n_inputs == b->n_inputs && a->n_outputs == b->n_outputs &&
            a->max_batch == b->max_batch && a->batchable == b->batchable &&
-           a->weights_bytes == b->weights_bytes && infos_equal(a->inputs, b->inputs, a->n_inputs) &&
+           infos_equal(a->inputs, b->inputs, a->n_inputs) &&
            infos_equal(a->outputs, b->outputs, a->n_outputs);
 }
 
@@ -103,6 +103,13 @@ enum cm_err sd_models_init(struct sd_models *models, uint32_t generation)
         return CM_NOMEM;
     *models = (struct sd_models){.items = items, .generation = generation};
     return CM_OK;
+}
+
+void sd_models_renumber(struct sd_models *models, uint32_t generation)
+{
+    models->generation = generation;
+    for (uint32_t i = 0; i < models->count; i++)
+        models->items[i].ref.generation = generation;
 }
 
 void sd_models_fini(struct sd_models *models)

@@ -92,6 +92,8 @@ struct sd_models {
 /* generation: of all references of this table; tells one scheduler life's references from
  * another's. */
 CM_MUST_CHECK enum cm_err sd_models_init(struct sd_models *models, uint32_t generation);
+/* Gives the table another generation, before any reference has left this process. */
+void sd_models_renumber(struct sd_models *models, uint32_t generation);
 void sd_models_fini(struct sd_models *models);
 
 /* A new model in LOADING, or, with a reason, broken. NULL when the table is full. */

@@ -1,0 +1,114 @@
+/* ingot-scheduler: arguments, run, exit. Everything else is in server.c. */
+#include "common/log.h"
+#include "common/proc.h"
+#include "scheduler/server.h"
+
+#include <getopt.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char usage[] =
+    "usage: ingot-scheduler --run-dir DIR --models DIR [--workers N]\n"
+    "\n"
+    "Queues, batches and routes the requests of one run directory's gateways to its workers.\n"
+    "Normally started by `ingot up`.\n"
+    "\n"
+    "  --run-dir DIR   the cluster's run directory (memmgr must be running there)\n"
+    "  --models DIR    model repository: DIR/NAME/VERSION/model.onnx, DIR/NAME/config.yaml;\n"
+    "                  of each name the highest version is loaded\n"
+    "  --workers N     so many workers must have come before the model table counts as settled,\n"
+    "                  1 by default; more or fewer may serve\n"
+    "\n"
+    "Environment: INGOT_LOG (debug, info, warn, error).\n"
+    "Exit status: 0 after SIGTERM, 1 failure, 2 bad arguments, 3 memmgr refused it.\n";
+
+struct scheduler {
+    struct cm_proc *proc;
+    struct sd_server *server;
+    int status;
+    bool stopping;
+};
+
+/* False: usage was printed, exit with *ret_status. */
+static bool parse(int argc, char **argv, struct sd_server_options *options, int *ret_status)
+{
+    static const struct option longs[] = {{"run-dir", required_argument, NULL, 'r'},
+                                          {"models", required_argument, NULL, 'm'},
+                                          {"workers", required_argument, NULL, 'w'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
+    bool good = true;
+    int c;
+    *ret_status = CM_EXIT_USAGE;
+    while (good && (c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        if (c == 'r') {
+            options->run_dir = optarg;
+        } else if (c == 'm') {
+            options->models = optarg;
+        } else if (c == 'w') {
+            char *end;
+            unsigned long n = strtoul(optarg, &end, 10);
+            good = *optarg >= '0' && *optarg <= '9' && *end == '\0' && n >= 1 && n <= 64;
+            options->workers = (uint32_t)n;
+        } else if (c == 'h') {
+            fputs(usage, stdout);
+            *ret_status = CM_EXIT_OK;
+            return false;
+        } else {
+            good = false;
+        }
+    }
+    if (good && optind == argc && options->run_dir && options->models)
+        return true;
+    fputs(usage, stderr);
+    return false;
+}
+
+static void on_ready(void *ctx)
+{
+    struct scheduler *scheduler = ctx;
+    cm_proc_ready(scheduler->proc, "attached");
+}
+
+static void on_stop(void *ctx)
+{
+    struct scheduler *scheduler = ctx;
+    if (scheduler->stopping)
+        return;
+    scheduler->stopping = true;
+    sd_server_stop(scheduler->server);
+    cm_proc_close(scheduler->proc);
+}
+
+static void on_lost(void *ctx, const struct cm_error *error)
+{
+    struct scheduler *scheduler = ctx;
+    cm_log(CM_LOG_ERROR, "scheduler_lost", "code=%s reason=%s", cm_err_name(error->code),
+           error->text);
+    scheduler->status = CM_EXIT_LOST;
+    on_stop(scheduler);
+}
+
+int main(int argc, char **argv)
+{
+    static uv_loop_t loop;
+    struct scheduler scheduler = {.status = CM_EXIT_OK};
+    struct sd_server_options options = {
+        .loop = &loop, .on_ready = on_ready, .on_lost = on_lost, .ctx = &scheduler};
+    struct cm_error err = {0};
+    int status;
+    if (!parse(argc, argv, &options, &status))
+        return status;
+    cm_proc_early(CM_ROLE_SCHEDULER, 0);
+    struct cm_proc_options proc = {&loop, CM_ROLE_SCHEDULER, 0, on_stop, &scheduler};
+    if (uv_loop_init(&loop) != 0 || cm_proc_start(&proc, &err, &scheduler.proc) != CM_OK ||
+        sd_server_create(&options, &err, &scheduler.server) != CM_OK) {
+        cm_log(CM_LOG_ERROR, "start_failed", "code=%s reason=%s", cm_err_name(err.code), err.text);
+        return err.code == CM_NOT_FOUND || err.code == CM_PERMISSION ? CM_EXIT_USAGE
+                                                                     : CM_EXIT_FAILURE;
+    }
+    cm_proc_run_dry(&loop);
+    sd_server_destroy(scheduler.server);
+    return scheduler.status;
+}
