@@ -1,0 +1,111 @@
+#!/usr/bin/python3
+"""Requests of one shape ride together; requests of two shapes never do; a row's bytes do not depend on company."""
+import pathlib
+import shutil
+import tempfile
+import threading
+
+import numpy
+import onnx
+from onnx import TensorProto, helper
+
+import cluster
+import kit
+from cluster import Cluster
+
+PB = cluster.ingot_messages()
+CALLERS = 64
+CALLS = 25
+
+
+def many(channel, requests_of, callers=CALLERS, calls=CALLS):
+    """callers threads, each calls times requests_of(caller, call); returns [(request, response)]."""
+    infer = kit.unary(channel, "/ingot.v1.Inference/Infer", PB.InferResponse)
+    results, failures, lock = [], [], threading.Lock()
+    start = threading.Barrier(callers)
+
+    def caller(me):
+        start.wait(30)
+        for call in range(calls):
+            request = requests_of(me, call)
+            try:
+                response = infer(request)
+            except Exception as error:  # a failed call must fail the test, whatever it was
+                with lock:
+                    failures.append(repr(error))
+                return
+            with lock:
+                results.append((request, response))
+
+    threads = [threading.Thread(target=caller, args=(i,)) for i in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        kit.expect(not thread.is_alive(), "a caller hangs")
+    kit.expect(not failures, f"{len(failures)} calls failed, first: {failures[:1]}")
+    return results
+
+
+def concurrent_callers_share_batches():
+    with Cluster() as running, running.channel() as channel:
+        infer = kit.unary(channel, "/ingot.v1.Inference/Infer", PB.InferResponse)
+        alone = {}
+        for i in range(10):
+            response = infer(cluster.digit_request(PB, i))
+            kit.expect_equal(response.stats.batch_requests, 1, "company of a lone request")
+            alone[response.outputs[0].data] = i
+            alone[i] = response.outputs[0].data
+        results = many(channel, lambda me, call: cluster.digit_request(PB, (me + call) % 10))
+        kit.expect_equal(len(results), CALLERS * CALLS, "answers")
+        sizes = [response.stats.batch_requests for _, response in results]
+        shared = sum(size > 1 for size in sizes)
+        print(f"# {len(sizes)} requests, {shared} in company, largest batch {max(sizes)}, mean {sum(sizes) / len(sizes):.1f}")
+        kit.expect(shared > len(sizes) // 4, f"only {shared} of {len(sizes)} requests had company")
+        for request, response in results:
+            wanted = next(i for i in range(10) if cluster.digit(i)[1] == request.inputs[0].data)
+            kit.expect(response.outputs[0].data == alone[wanted], "bytes depend on the batch")
+
+
+def free_width_model(root):
+    """x [N, W] -> relu(x) with a free width: each width is a shape of its own."""
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "free",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "W"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "W"])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    where = pathlib.Path(root, "free", "1")
+    where.mkdir(parents=True)
+    onnx.save(model, str(where / "model.onnx"))
+
+
+def two_shapes_never_share_a_batch():
+    """63 callers of one width and one caller of another: the lone one is never in company."""
+    root = tempfile.mkdtemp(prefix="ingot-models-")
+    try:
+        free_width_model(root)
+        with Cluster(root) as running, running.channel() as channel:
+            def request_of(me, call):
+                width = 7 if me == 0 else 9
+                x = numpy.full((1, width), -1.0 if call % 2 else me + 1.0, numpy.float32)
+                request = PB.InferRequest(model="free")
+                request.inputs.add(name="x", datatype="FP32", shape=x.shape, data=x.tobytes())
+                return request
+
+            results = many(channel, request_of)
+            seen = {7: [], 9: []}
+            for request, response in results:
+                width = request.inputs[0].shape[1]
+                kit.expect_equal(list(response.outputs[0].shape), [1, width], "the answer's shape")
+                x = numpy.frombuffer(request.inputs[0].data, numpy.float32)
+                kit.expect(response.outputs[0].data == numpy.maximum(x, 0).tobytes(), "a wrong answer")
+                seen[width].append(response.stats.batch_requests)
+            print(f"# width 7: largest {max(seen[7])}; width 9: largest {max(seen[9])}")
+            kit.expect(max(seen[7]) == 1, "the lone caller of its width had company")
+            kit.expect(max(seen[9]) > 1, "the many callers of one width never shared a batch")
+    finally:
+        shutil.rmtree(root)
+
+
+cluster.main(concurrent_callers_share_batches, two_shapes_never_share_a_batch)
