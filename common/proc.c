@@ -134,7 +134,7 @@ static void notify_status(const char *before, const char *text)
     int n = snprintf(message, sizeof message, "%s%s%s", before, text ? "STATUS=" : "",
                      text ? text : "");
     if (n <= 0)
-        return;
+        return; /* nothing to say */
     for (char *c = message + strlen(before); *c; c++)
         if (*c == '\n')
             *c = ' ';
