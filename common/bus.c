@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* Messages per wake-up before the loop's other handles get their turn. */
 #define RECEIVE_MAX 256
@@ -448,9 +447,7 @@ struct cm_bus_counters cm_bus_counters(const struct cm_bus *bus)
 
 static void on_inbox_closed(uv_handle_t *handle)
 {
-    struct cm_bus *bus = handle->data;
-    nn_close(bus->inbox);
-    part_closed(bus);
+    part_closed(handle->data);
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -468,11 +465,12 @@ void cm_bus_close(struct cm_bus *bus)
     if (!bus || bus->closing)
         return;
     bus->closing = true;
-    /* While we still listen: the next life cannot have bound it yet. */
-    unlink(bus->path);
     while (!TAILQ_EMPTY(&bus->pending))
         finish(bus, TAILQ_FIRST(&bus->pending), CM_CLOSED, NULL);
     uv_close((uv_handle_t *)&bus->readable, on_inbox_closed);
+    /* At once, which libuv allows after uv_close: nanomsg also removes the inbox's file, and the
+     * next owner of the address may come as soon as we return. */
+    nn_close(bus->inbox);
     uv_close((uv_handle_t *)&bus->timer, on_timer_closed);
     bus_peers_close(bus->peers, on_peers_closed, bus);
 }
