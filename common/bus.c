@@ -1,6 +1,6 @@
 /* The bus: inbox, requests with their retries, answers. The loop's thread only; never blocks.
  *
- * bus_codec.c turns messages into bytes and back, bus_peer.c sends them, bus_memory.c remembers
+ * bus_codec.c turns messages into bytes and back, bus_peer.c sends them, cm_bus_memory.c remembers
  * what was delivered and answered. */
 #include "common/bus.h"
 
@@ -27,7 +27,7 @@ struct pending {
     enum cm_role role;
     uint32_t index;
     uint64_t sequence;
-    struct bus_packet *packet;
+    struct cm_bus_packet *packet;
     uint64_t next_ns; /* the next try, or the end */
     uint64_t wait_ns;
     unsigned tries_left;
@@ -50,8 +50,8 @@ struct cm_bus {
     uv_timer_t timer;
     TAILQ_HEAD(, pending) pending;
     unsigned pending_count;
-    struct bus_peers *peers;
-    struct bus_memory *memory;
+    struct cm_bus_peers *peers;
+    struct cm_bus_memory *memory;
     struct cm_bus_counters counters;
     struct cm_log_limit refused_limit;
     unsigned open_parts; /* inbox, timer, peers: each let go by the loop in its own time */
@@ -64,7 +64,7 @@ static void part_closed(struct cm_bus *bus)
 {
     if (--bus->open_parts > 0)
         return;
-    bus_memory_destroy(bus->memory);
+    cm_bus_memory_destroy(bus->memory);
     free(bus->run_dir);
     free(bus);
 }
@@ -73,7 +73,7 @@ static void part_closed(struct cm_bus *bus)
 
 /* Packs message as ours. Sender is put in for the time of packing only. */
 static enum cm_err pack(struct cm_bus *bus, Ingot__Ipc__Envelope *message,
-                        struct bus_packet **ret_packet)
+                        struct cm_bus_packet **ret_packet)
 {
     Ingot__Ipc__Sender sender = INGOT__IPC__SENDER__INIT;
     sender.role = bus->role;
@@ -81,7 +81,7 @@ static enum cm_err pack(struct cm_bus *bus, Ingot__Ipc__Envelope *message,
     sender.instance = bus->instance;
     message->sender = &sender;
     message->sequence = ++bus->sequence;
-    enum cm_err rc = bus_pack(message, ret_packet);
+    enum cm_err rc = cm_bus_pack(message, ret_packet);
     message->sender = NULL;
     return rc;
 }
@@ -92,7 +92,7 @@ static void rearm(struct cm_bus *bus)
     if (bus->closing)
         return;
     uint64_t now_ns = cm_now_ns();
-    uint64_t soonest = bus_peers_tick(bus->peers, now_ns);
+    uint64_t soonest = cm_bus_peers_tick(bus->peers, now_ns);
     struct pending *pending;
     TAILQ_FOREACH(pending, &bus->pending, link)
     if (pending->next_ns < soonest)
@@ -108,7 +108,7 @@ static void rearm(struct cm_bus *bus)
 enum cm_err cm_bus_send(struct cm_bus *bus, enum cm_role role, uint32_t index,
                         Ingot__Ipc__Envelope *message)
 {
-    struct bus_packet *packet = NULL;
+    struct cm_bus_packet *packet = NULL;
     if (bus->closing)
         return CM_CLOSED;
     message->wants_answer = 0;
@@ -116,8 +116,8 @@ enum cm_err cm_bus_send(struct cm_bus *bus, enum cm_role role, uint32_t index,
     enum cm_err rc = pack(bus, message, &packet);
     if (rc != CM_OK)
         return rc;
-    rc = bus_peers_send(bus->peers, role, index, packet, cm_now_ns());
-    bus_packet_unref(packet);
+    rc = cm_bus_peers_send(bus->peers, role, index, packet, cm_now_ns());
+    cm_bus_packet_unref(packet);
     rearm(bus);
     return rc;
 }
@@ -137,9 +137,9 @@ enum cm_err cm_bus_request(struct cm_bus *bus, enum cm_role role, uint32_t index
     message->answer_to = 0;
     enum cm_err rc = pack(bus, message, &pending->packet);
     if (rc == CM_OK)
-        rc = bus_peers_send(bus->peers, role, index, pending->packet, cm_now_ns());
+        rc = cm_bus_peers_send(bus->peers, role, index, pending->packet, cm_now_ns());
     if (rc != CM_OK) {
-        bus_packet_unref(pending->packet);
+        cm_bus_packet_unref(pending->packet);
         free(pending);
         return rc;
     }
@@ -161,7 +161,7 @@ enum cm_err cm_bus_answer(struct cm_bus *bus, const Ingot__Ipc__Envelope *reques
                           Ingot__Ipc__Envelope *answer)
 {
     Ingot__Ipc__Ack ack = INGOT__IPC__ACK__INIT;
-    struct bus_packet *packet = NULL;
+    struct cm_bus_packet *packet = NULL;
     CM_ASSERT(request->sender && request->sequence != 0);
     if (bus->closing)
         return CM_CLOSED;
@@ -177,10 +177,10 @@ enum cm_err cm_bus_answer(struct cm_bus *bus, const Ingot__Ipc__Envelope *reques
         answer->body_case = INGOT__IPC__ENVELOPE__BODY__NOT_SET;
     if (rc != CM_OK)
         return rc;
-    bus_memory_answer(bus->memory, request->sender, request->sequence, packet);
-    rc = bus_peers_send(bus->peers, (enum cm_role)request->sender->role, request->sender->index,
-                        packet, cm_now_ns());
-    bus_packet_unref(packet);
+    cm_bus_memory_answer(bus->memory, request->sender, request->sequence, packet);
+    rc = cm_bus_peers_send(bus->peers, (enum cm_role)request->sender->role, request->sender->index,
+                           packet, cm_now_ns());
+    cm_bus_packet_unref(packet);
     rearm(bus);
     return rc;
 }
@@ -193,7 +193,7 @@ static void finish(struct cm_bus *bus, struct pending *pending, enum cm_err err,
 {
     TAILQ_REMOVE(&bus->pending, pending, link);
     bus->pending_count--;
-    bus_packet_unref(pending->packet);
+    cm_bus_packet_unref(pending->packet);
     cm_bus_answer_fn on_answer = pending->on_answer;
     void *ctx = pending->ctx;
     free(pending);
@@ -220,7 +220,7 @@ static void try_again(struct cm_bus *bus, struct pending *pending, uint64_t now_
     bus->counters.retried++;
     /* A try that fails is a try: the next one or the deadline follows. */
     enum cm_err rc =
-        bus_peers_send(bus->peers, pending->role, pending->index, pending->packet, now_ns);
+        cm_bus_peers_send(bus->peers, pending->role, pending->index, pending->packet, now_ns);
     (void)rc;
 }
 
@@ -277,9 +277,9 @@ static void answer_unknown(struct cm_bus *bus, const Ingot__Ipc__Envelope *messa
 
 static void take_request(struct cm_bus *bus, const Ingot__Ipc__Envelope *message)
 {
-    struct bus_packet *answer = NULL;
+    struct cm_bus_packet *answer = NULL;
     enum cm_err rc;
-    switch (bus_memory_ask(bus->memory, message->sender, message->sequence, &answer)) {
+    switch (cm_bus_memory_ask(bus->memory, message->sender, message->sequence, &answer)) {
     case BUS_NEW:
         if (message->body_case == INGOT__IPC__ENVELOPE__BODY__NOT_SET) {
             refuse(bus, "unknown message");
@@ -291,8 +291,8 @@ static void take_request(struct cm_bus *bus, const Ingot__Ipc__Envelope *message
         return;
     case BUS_KNOWN:
         bus->counters.repeated++;
-        rc = bus_peers_send(bus->peers, (enum cm_role)message->sender->role, message->sender->index,
-                            answer, cm_now_ns());
+        rc = cm_bus_peers_send(bus->peers, (enum cm_role)message->sender->role,
+                               message->sender->index, answer, cm_now_ns());
         (void)rc; /* the sender tries again */
         rearm(bus);
         return;
@@ -307,7 +307,7 @@ static void take_bytes(struct cm_bus *bus, const void *bytes, size_t length)
 {
     struct cm_error err;
     Ingot__Ipc__Envelope *message = NULL;
-    if (bus_parse(bytes, length, &err, &message) != CM_OK) {
+    if (cm_bus_parse(bytes, length, &err, &message) != CM_OK) {
         refuse(bus, err.text);
         return;
     }
@@ -345,7 +345,7 @@ static enum cm_err open_inbox(struct cm_bus *bus, struct cm_error *err, int *ret
 {
     char text[4096];
     int n = snprintf(text, sizeof text, "%s/bus", bus->run_dir);
-    if (n <= 0 || !bus_path(bus->run_dir, bus->role, bus->index, bus->path))
+    if (n <= 0 || !cm_bus_path(bus->run_dir, bus->role, bus->index, bus->path))
         return cm_fail(err, CM_LIMIT,
                        "run directory '%.200s' is too long for a Unix socket (%d bytes with the "
                        "file's name): use a shorter one",
@@ -375,7 +375,7 @@ static void bus_free(struct cm_bus *bus)
     if (bus->inbox >= 0)
         nn_close(bus->inbox);
     free(bus->peers);
-    bus_memory_destroy(bus->memory);
+    cm_bus_memory_destroy(bus->memory);
     free(bus->run_dir);
     free(bus);
 }
@@ -396,9 +396,9 @@ static struct cm_bus *bus_alloc(const struct cm_bus_options *options)
     bus->sequence = cm_now_ns();
     TAILQ_INIT(&bus->pending);
     bus->run_dir = strdup(options->run_dir);
-    bus->memory = bus_memory_create();
+    bus->memory = cm_bus_memory_create();
     if (bus->run_dir)
-        bus->peers = bus_peers_create(bus->loop, bus->run_dir, &bus->counters);
+        bus->peers = cm_bus_peers_create(bus->loop, bus->run_dir, &bus->counters);
     if (!bus->run_dir || !bus->memory || !bus->peers) {
         bus_free(bus);
         return NULL;
@@ -472,5 +472,5 @@ void cm_bus_close(struct cm_bus *bus)
      * next owner of the address may come as soon as we return. */
     nn_close(bus->inbox);
     uv_close((uv_handle_t *)&bus->timer, on_timer_closed);
-    bus_peers_close(bus->peers, on_peers_closed, bus);
+    cm_bus_peers_close(bus->peers, on_peers_closed, bus);
 }

@@ -1,6 +1,6 @@
 /* Bus messages to bytes and back. Pure functions, any thread.
  *
- * bus_parse decides what a peer's bytes are; it must not trust them, nor let a few megabytes of
+ * cm_bus_parse decides what a peer's bytes are; it must not trust them, nor let a few megabytes of
  * tiny nested messages become gigabytes of structs. */
 #include "common/bus_priv.h"
 
@@ -13,24 +13,24 @@
 /* What one message may unpack to. */
 #define UNPACKED_MAX (64u * 1024u * 1024u)
 
-struct bus_packet *bus_packet_ref(struct bus_packet *packet)
+struct cm_bus_packet *cm_bus_packet_ref(struct cm_bus_packet *packet)
 {
     packet->references++;
     return packet;
 }
 
-void bus_packet_unref(struct bus_packet *packet)
+void cm_bus_packet_unref(struct cm_bus_packet *packet)
 {
     if (packet && --packet->references == 0)
         free(packet);
 }
 
-enum cm_err bus_pack(const Ingot__Ipc__Envelope *message, struct bus_packet **ret_packet)
+enum cm_err cm_bus_pack(const Ingot__Ipc__Envelope *message, struct cm_bus_packet **ret_packet)
 {
     size_t body = ingot__ipc__envelope__get_packed_size(message);
     if (body > CM_BUS_MESSAGE_MAX - sizeof(struct cm_frame))
         return CM_LIMIT;
-    struct bus_packet *packet = malloc(sizeof *packet + sizeof(struct cm_frame) + body);
+    struct cm_bus_packet *packet = malloc(sizeof *packet + sizeof(struct cm_frame) + body);
     if (!packet)
         return CM_NOMEM;
     packet->references = 1;
@@ -74,8 +74,8 @@ static enum cm_err check_envelope(const Ingot__Ipc__Envelope *envelope, struct c
     return CM_OK;
 }
 
-enum cm_err bus_parse(const void *bytes, size_t length, struct cm_error *err,
-                      Ingot__Ipc__Envelope **ret_envelope)
+enum cm_err cm_bus_parse(const void *bytes, size_t length, struct cm_error *err,
+                         Ingot__Ipc__Envelope **ret_envelope)
 {
     struct cm_frame frame;
     if (length < sizeof frame || length > CM_BUS_MESSAGE_MAX)
@@ -107,7 +107,7 @@ enum cm_err bus_parse(const void *bytes, size_t length, struct cm_error *err,
     return CM_OK;
 }
 
-bool bus_path(const char *run_dir, enum cm_role role, uint32_t index, char path[BUS_PATH_MAX])
+bool cm_bus_path(const char *run_dir, enum cm_role role, uint32_t index, char path[BUS_PATH_MAX])
 {
     int n = snprintf(path, BUS_PATH_MAX, "%s/bus/%s-%u.ipc", run_dir, cm_role_name(role), index);
     return n > 0 && n < BUS_PATH_MAX;

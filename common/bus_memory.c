@@ -17,7 +17,7 @@
 struct seen {
     TAILQ_ENTRY(seen) by_age; /* in memory->answers while answer is set */
     uint64_t sequence;        /* 0 = unused */
-    struct bus_packet *answer;
+    struct cm_bus_packet *answer;
     bool answered;
 };
 
@@ -29,24 +29,24 @@ struct sender {
     struct seen seen[SEEN_MAX];
 };
 
-struct bus_memory {
+struct cm_bus_memory {
     TAILQ_HEAD(, sender) senders; /* least recently used first */
     unsigned count;
     TAILQ_HEAD(, seen) answers; /* oldest first */
     size_t answer_bytes;
 };
 
-static void forget_answer(struct bus_memory *memory, struct seen *seen)
+static void forget_answer(struct cm_bus_memory *memory, struct seen *seen)
 {
     if (!seen->answer)
         return;
     TAILQ_REMOVE(&memory->answers, seen, by_age);
     memory->answer_bytes -= seen->answer->length;
-    bus_packet_unref(seen->answer);
+    cm_bus_packet_unref(seen->answer);
     seen->answer = NULL;
 }
 
-static void forget_sender(struct bus_memory *memory, struct sender *sender)
+static void forget_sender(struct cm_bus_memory *memory, struct sender *sender)
 {
     for (unsigned i = 0; i < SEEN_MAX; i++)
         forget_answer(memory, &sender->seen[i]);
@@ -55,9 +55,9 @@ static void forget_sender(struct bus_memory *memory, struct sender *sender)
     free(sender);
 }
 
-struct bus_memory *bus_memory_create(void)
+struct cm_bus_memory *cm_bus_memory_create(void)
 {
-    struct bus_memory *memory = calloc(1, sizeof *memory);
+    struct cm_bus_memory *memory = calloc(1, sizeof *memory);
     if (!memory)
         return NULL;
     TAILQ_INIT(&memory->senders);
@@ -65,7 +65,7 @@ struct bus_memory *bus_memory_create(void)
     return memory;
 }
 
-void bus_memory_destroy(struct bus_memory *memory)
+void cm_bus_memory_destroy(struct cm_bus_memory *memory)
 {
     if (!memory)
         return;
@@ -74,7 +74,7 @@ void bus_memory_destroy(struct bus_memory *memory)
     free(memory);
 }
 
-static struct sender *find_sender(struct bus_memory *memory, const Ingot__Ipc__Sender *who)
+static struct sender *find_sender(struct cm_bus_memory *memory, const Ingot__Ipc__Sender *who)
 {
     struct sender *sender;
     TAILQ_FOREACH(sender, &memory->senders, by_use)
@@ -83,7 +83,7 @@ static struct sender *find_sender(struct bus_memory *memory, const Ingot__Ipc__S
     return NULL;
 }
 
-static struct sender *know_sender(struct bus_memory *memory, const Ingot__Ipc__Sender *who)
+static struct sender *know_sender(struct cm_bus_memory *memory, const Ingot__Ipc__Sender *who)
 {
     struct sender *sender = find_sender(memory, who);
     if (sender) {
@@ -110,8 +110,9 @@ static struct seen *find_seen(struct sender *sender, uint64_t sequence)
     return NULL;
 }
 
-enum bus_verdict bus_memory_ask(struct bus_memory *memory, const Ingot__Ipc__Sender *sender,
-                                uint64_t sequence, struct bus_packet **ret_answer)
+enum cm_bus_verdict cm_bus_memory_ask(struct cm_bus_memory *memory,
+                                      const Ingot__Ipc__Sender *sender, uint64_t sequence,
+                                      struct cm_bus_packet **ret_answer)
 {
     CM_ASSERT(sequence != 0);
     struct sender *known = know_sender(memory, sender);
@@ -136,15 +137,15 @@ enum bus_verdict bus_memory_ask(struct bus_memory *memory, const Ingot__Ipc__Sen
     return BUS_NEW;
 }
 
-void bus_memory_answer(struct bus_memory *memory, const Ingot__Ipc__Sender *sender,
-                       uint64_t sequence, struct bus_packet *answer)
+void cm_bus_memory_answer(struct cm_bus_memory *memory, const Ingot__Ipc__Sender *sender,
+                          uint64_t sequence, struct cm_bus_packet *answer)
 {
     struct sender *known = find_sender(memory, sender);
     struct seen *seen = known && sequence != 0 ? find_seen(known, sequence) : NULL;
     if (!seen || seen->answered)
         return;
     seen->answered = true;
-    seen->answer = bus_packet_ref(answer);
+    seen->answer = cm_bus_packet_ref(answer);
     TAILQ_INSERT_TAIL(&memory->answers, seen, by_age);
     memory->answer_bytes += answer->length;
     while (memory->answer_bytes > ANSWER_BYTES_MAX)

@@ -31,13 +31,13 @@
 
 struct queued {
     STAILQ_ENTRY(queued) link;
-    struct bus_packet *packet;
+    struct cm_bus_packet *packet;
     uint64_t expires_ns;
 };
 
 struct peer {
     LIST_ENTRY(peer) link;
-    struct bus_peers *owner;
+    struct cm_bus_peers *owner;
     enum cm_role role;
     uint32_t index;
     int socket;
@@ -48,7 +48,7 @@ struct peer {
     uint64_t used_ns;
 };
 
-struct bus_peers {
+struct cm_bus_peers {
     uv_loop_t *loop;
     const char *run_dir;
     struct cm_bus_counters *counters;
@@ -65,12 +65,12 @@ static void queue_pop(struct peer *peer)
     STAILQ_REMOVE_HEAD(&peer->queue, link);
     peer->queue_count--;
     peer->queue_bytes -= first->packet->length;
-    bus_packet_unref(first->packet);
+    cm_bus_packet_unref(first->packet);
     free(first);
 }
 
-/* After bus_peers_close: the last socket takes the peers along. */
-static void free_if_gone(struct bus_peers *peers)
+/* After cm_bus_peers_close: the last socket takes the peers along. */
+static void free_if_gone(struct cm_bus_peers *peers)
 {
     if (peers->open_handles > 0 || !peers->on_closed)
         return;
@@ -83,7 +83,7 @@ static void free_if_gone(struct bus_peers *peers)
 static void on_peer_closed(uv_handle_t *handle)
 {
     struct peer *peer = handle->data;
-    struct bus_peers *peers = peer->owner;
+    struct cm_bus_peers *peers = peer->owner;
     nn_close(peer->socket);
     free(peer);
     peers->open_handles--;
@@ -122,12 +122,12 @@ static int open_socket(const char *path, int *ret_writable_fd)
     return s;
 }
 
-static enum cm_err peer_create(struct bus_peers *peers, enum cm_role role, uint32_t index,
+static enum cm_err peer_create(struct cm_bus_peers *peers, enum cm_role role, uint32_t index,
                                struct peer **ret_peer)
 {
     char path[BUS_PATH_MAX];
     int writable_fd = -1;
-    if (!bus_path(peers->run_dir, role, index, path))
+    if (!cm_bus_path(peers->run_dir, role, index, path))
         return CM_LIMIT;
     struct peer *peer = calloc(1, sizeof *peer);
     if (!peer)
@@ -157,7 +157,7 @@ static enum cm_err peer_create(struct bus_peers *peers, enum cm_role role, uint3
 }
 
 /* Makes room for a new peer by closing the one that was idle longest, if any was idle at all. */
-static bool make_room(struct bus_peers *peers, uint64_t now_ns)
+static bool make_room(struct cm_bus_peers *peers, uint64_t now_ns)
 {
     struct peer *peer, *oldest = NULL;
     LIST_FOREACH(peer, &peers->list, link)
@@ -169,7 +169,7 @@ static bool make_room(struct bus_peers *peers, uint64_t now_ns)
     return oldest != NULL;
 }
 
-static enum cm_err find_peer(struct bus_peers *peers, enum cm_role role, uint32_t index,
+static enum cm_err find_peer(struct cm_bus_peers *peers, enum cm_role role, uint32_t index,
                              uint64_t now_ns, struct peer **ret_peer)
 {
     struct peer *peer;
@@ -184,7 +184,7 @@ static enum cm_err find_peer(struct bus_peers *peers, enum cm_role role, uint32_
 }
 
 /* True when the packet has left or never will; false: try later. */
-static bool send_now(struct peer *peer, const struct bus_packet *packet, uint64_t now_ns)
+static bool send_now(struct peer *peer, const struct cm_bus_packet *packet, uint64_t now_ns)
 {
     int n;
     do
@@ -215,7 +215,7 @@ static void on_writable(uv_poll_t *handle, int status, int events)
     uv_poll_stop(&peer->writable);
 }
 
-static enum cm_err queue_push(struct peer *peer, struct bus_packet *packet, uint64_t now_ns)
+static enum cm_err queue_push(struct peer *peer, struct cm_bus_packet *packet, uint64_t now_ns)
 {
     struct queued *queued;
     STAILQ_FOREACH(queued, &peer->queue, link)
@@ -231,7 +231,7 @@ static enum cm_err queue_push(struct peer *peer, struct bus_packet *packet, uint
         queue_pop(peer); /* the oldest: what is newer is likelier still true */
         peer->owner->counters->expired++;
     }
-    *queued = (struct queued){.packet = bus_packet_ref(packet), .expires_ns = now_ns + QUEUE_NS};
+    *queued = (struct queued){.packet = cm_bus_packet_ref(packet), .expires_ns = now_ns + QUEUE_NS};
     STAILQ_INSERT_TAIL(&peer->queue, queued, link);
     peer->queue_count++;
     peer->queue_bytes += packet->length;
@@ -240,10 +240,10 @@ static enum cm_err queue_push(struct peer *peer, struct bus_packet *packet, uint
     return rc == 0 ? CM_OK : cm_err_from_errno(-rc);
 }
 
-struct bus_peers *bus_peers_create(uv_loop_t *loop, const char *run_dir,
-                                   struct cm_bus_counters *counters)
+struct cm_bus_peers *cm_bus_peers_create(uv_loop_t *loop, const char *run_dir,
+                                         struct cm_bus_counters *counters)
 {
-    struct bus_peers *peers = calloc(1, sizeof *peers);
+    struct cm_bus_peers *peers = calloc(1, sizeof *peers);
     if (!peers)
         return NULL;
     peers->loop = loop;
@@ -253,8 +253,8 @@ struct bus_peers *bus_peers_create(uv_loop_t *loop, const char *run_dir,
     return peers;
 }
 
-enum cm_err bus_peers_send(struct bus_peers *peers, enum cm_role role, uint32_t index,
-                           struct bus_packet *packet, uint64_t now_ns)
+enum cm_err cm_bus_peers_send(struct cm_bus_peers *peers, enum cm_role role, uint32_t index,
+                              struct cm_bus_packet *packet, uint64_t now_ns)
 {
     struct peer *peer = NULL;
     enum cm_err rc = find_peer(peers, role, index, now_ns, &peer);
@@ -286,7 +286,7 @@ static uint64_t peer_tick(struct peer *peer, uint64_t now_ns)
     return CM_NEVER;
 }
 
-uint64_t bus_peers_tick(struct bus_peers *peers, uint64_t now_ns)
+uint64_t cm_bus_peers_tick(struct cm_bus_peers *peers, uint64_t now_ns)
 {
     uint64_t soonest = CM_NEVER;
     struct peer *next;
@@ -299,7 +299,7 @@ uint64_t bus_peers_tick(struct bus_peers *peers, uint64_t now_ns)
     return soonest;
 }
 
-void bus_peers_close(struct bus_peers *peers, void (*on_closed)(void *ctx), void *ctx)
+void cm_bus_peers_close(struct cm_bus_peers *peers, void (*on_closed)(void *ctx), void *ctx)
 {
     peers->on_closed = on_closed;
     peers->ctx = ctx;

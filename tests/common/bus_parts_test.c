@@ -17,9 +17,9 @@ static Ingot__Ipc__Sender make_sender(uint32_t role, uint32_t index)
 }
 
 /* A packet of its own bytes; what is inside does not matter here. */
-static struct bus_packet *make_packet(size_t length)
+static struct cm_bus_packet *make_packet(size_t length)
 {
-    struct bus_packet *packet = calloc(1, sizeof *packet + length);
+    struct cm_bus_packet *packet = calloc(1, sizeof *packet + length);
     assert_non_null(packet);
     packet->references = 1;
     packet->length = length;
@@ -29,82 +29,82 @@ static struct bus_packet *make_packet(size_t length)
 static void test_once(void **state)
 {
     (void)state;
-    struct bus_memory *memory = bus_memory_create();
-    struct bus_packet *packet = make_packet(10), *answer = NULL;
+    struct cm_bus_memory *memory = cm_bus_memory_create();
+    struct cm_bus_packet *packet = make_packet(10), *answer = NULL;
     Ingot__Ipc__Sender a = make_sender(2, 0), b = make_sender(2, 1);
-    assert_int_equal(bus_memory_ask(memory, &a, 5, &answer), BUS_NEW);
-    assert_int_equal(bus_memory_ask(memory, &a, 5, &answer), BUS_WAITING);
-    assert_int_equal(bus_memory_ask(memory, &b, 5, &answer), BUS_NEW); /* another sender's 5 */
-    bus_memory_answer(memory, &a, 5, packet);
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 5, &answer), BUS_NEW);
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 5, &answer), BUS_WAITING);
+    assert_int_equal(cm_bus_memory_ask(memory, &b, 5, &answer), BUS_NEW); /* another sender's 5 */
+    cm_bus_memory_answer(memory, &a, 5, packet);
     assert_int_equal(packet->references, 2);
-    assert_int_equal(bus_memory_ask(memory, &a, 5, &answer), BUS_KNOWN);
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 5, &answer), BUS_KNOWN);
     assert_ptr_equal(answer, packet);
-    assert_int_equal(bus_memory_ask(memory, &a, 3, &answer), BUS_NEW); /* late, but not seen */
-    bus_memory_answer(memory, &a, 5, packet);                          /* twice: the first stays */
-    bus_memory_answer(memory, &a, 77, packet);                         /* nobody asked */
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 3, &answer), BUS_NEW); /* late, but not seen */
+    cm_bus_memory_answer(memory, &a, 5, packet);  /* twice: the first stays */
+    cm_bus_memory_answer(memory, &a, 77, packet); /* nobody asked */
     assert_int_equal(packet->references, 2);
-    bus_memory_destroy(memory);
+    cm_bus_memory_destroy(memory);
     assert_int_equal(packet->references, 1);
-    bus_packet_unref(packet);
-    bus_packet_unref(NULL);
-    bus_memory_destroy(NULL);
+    cm_bus_packet_unref(packet);
+    cm_bus_packet_unref(NULL);
+    cm_bus_memory_destroy(NULL);
 }
 
 static void test_old_is_never_delivered_again(void **state)
 {
     (void)state;
-    struct bus_memory *memory = bus_memory_create();
-    struct bus_packet *answer = NULL;
+    struct cm_bus_memory *memory = cm_bus_memory_create();
+    struct cm_bus_packet *answer = NULL;
     Ingot__Ipc__Sender a = make_sender(2, 0);
     for (uint64_t n = 1; n <= 1000; n++)
-        assert_int_equal(bus_memory_ask(memory, &a, 2 * n, &answer), BUS_NEW);
+        assert_int_equal(cm_bus_memory_ask(memory, &a, 2 * n, &answer), BUS_NEW);
     for (uint64_t n = 1; n <= 1000; n++) {
-        enum bus_verdict verdict = bus_memory_ask(memory, &a, 2 * n, &answer);
+        enum cm_bus_verdict verdict = cm_bus_memory_ask(memory, &a, 2 * n, &answer);
         assert_true(verdict == BUS_OLD || verdict == BUS_WAITING);
     }
-    assert_int_equal(bus_memory_ask(memory, &a, 3, &answer), BUS_OLD); /* cannot be told apart */
-    assert_int_equal(bus_memory_ask(memory, &a, 1999, &answer), BUS_NEW);
-    bus_memory_destroy(memory);
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 3, &answer), BUS_OLD); /* cannot be told apart */
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 1999, &answer), BUS_NEW);
+    cm_bus_memory_destroy(memory);
 }
 
 static void test_senders_are_limited(void **state)
 {
     (void)state;
-    struct bus_memory *memory = bus_memory_create();
-    struct bus_packet *answer = NULL;
+    struct cm_bus_memory *memory = cm_bus_memory_create();
+    struct cm_bus_packet *answer = NULL;
     for (uint32_t i = 0; i < 2000; i++) {
         Ingot__Ipc__Sender tool = make_sender(CM_ROLE_TOOL, i);
-        assert_int_equal(bus_memory_ask(memory, &tool, 1, &answer), BUS_NEW);
+        assert_int_equal(cm_bus_memory_ask(memory, &tool, 1, &answer), BUS_NEW);
     }
     Ingot__Ipc__Sender last = make_sender(CM_ROLE_TOOL, 1999);
-    assert_int_equal(bus_memory_ask(memory, &last, 1, &answer), BUS_WAITING);
-    bus_memory_destroy(memory);
+    assert_int_equal(cm_bus_memory_ask(memory, &last, 1, &answer), BUS_WAITING);
+    cm_bus_memory_destroy(memory);
 }
 
 /* Answers of megabytes: the oldest are forgotten, and a repeat of theirs is not delivered again. */
 static void test_answer_bytes_are_limited(void **state)
 {
     (void)state;
-    struct bus_memory *memory = bus_memory_create();
-    struct bus_packet *packet = make_packet(CM_BUS_MESSAGE_MAX), *answer = NULL;
+    struct cm_bus_memory *memory = cm_bus_memory_create();
+    struct cm_bus_packet *packet = make_packet(CM_BUS_MESSAGE_MAX), *answer = NULL;
     Ingot__Ipc__Sender a = make_sender(3, 0);
     for (uint64_t n = 1; n <= 10; n++) {
-        assert_int_equal(bus_memory_ask(memory, &a, n, &answer), BUS_NEW);
-        bus_memory_answer(memory, &a, n, packet);
+        assert_int_equal(cm_bus_memory_ask(memory, &a, n, &answer), BUS_NEW);
+        cm_bus_memory_answer(memory, &a, n, packet);
     }
     assert_int_equal(packet->references, 1 + 4);
-    assert_int_equal(bus_memory_ask(memory, &a, 1, &answer), BUS_OLD);
-    assert_int_equal(bus_memory_ask(memory, &a, 10, &answer), BUS_KNOWN);
-    bus_memory_destroy(memory);
-    bus_packet_unref(packet);
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 1, &answer), BUS_OLD);
+    assert_int_equal(cm_bus_memory_ask(memory, &a, 10, &answer), BUS_KNOWN);
+    cm_bus_memory_destroy(memory);
+    cm_bus_packet_unref(packet);
 }
 
-static struct bus_packet *pack_hello(void)
+static struct cm_bus_packet *pack_hello(void)
 {
     Ingot__Ipc__Envelope message = INGOT__IPC__ENVELOPE__INIT;
     Ingot__Ipc__Sender sender = make_sender(CM_ROLE_WORKER, 3);
     Ingot__Ipc__Hello hello = INGOT__IPC__HELLO__INIT;
-    struct bus_packet *packet = NULL;
+    struct cm_bus_packet *packet = NULL;
     hello.isa = "avx2";
     hello.threads = 2;
     message.sender = &sender;
@@ -112,24 +112,24 @@ static struct bus_packet *pack_hello(void)
     message.wants_answer = 1;
     message.body_case = INGOT__IPC__ENVELOPE__BODY_HELLO;
     message.hello = &hello;
-    assert_int_equal(bus_pack(&message, &packet), CM_OK);
+    assert_int_equal(cm_bus_pack(&message, &packet), CM_OK);
     return packet;
 }
 
 static void test_round_trip(void **state)
 {
     (void)state;
-    struct bus_packet *packet = pack_hello();
+    struct cm_bus_packet *packet = pack_hello();
     Ingot__Ipc__Envelope *envelope = NULL;
     struct cm_error err;
     assert_true(packet->request);
-    assert_int_equal(bus_parse(packet->bytes, packet->length, &err, &envelope), CM_OK);
+    assert_int_equal(cm_bus_parse(packet->bytes, packet->length, &err, &envelope), CM_OK);
     assert_int_equal(envelope->sender->role, CM_ROLE_WORKER);
     assert_int_equal(envelope->sequence, 41);
     assert_int_equal(envelope->body_case, INGOT__IPC__ENVELOPE__BODY_HELLO);
     assert_string_equal(envelope->hello->isa, "avx2");
     ingot__ipc__envelope__free_unpacked(envelope, NULL);
-    bus_packet_unref(packet);
+    cm_bus_packet_unref(packet);
 }
 
 static void test_too_large(void **state)
@@ -137,14 +137,14 @@ static void test_too_large(void **state)
     (void)state;
     Ingot__Ipc__Envelope message = INGOT__IPC__ENVELOPE__INIT;
     Ingot__Ipc__Error error = INGOT__IPC__ERROR__INIT;
-    struct bus_packet *packet = NULL;
+    struct cm_bus_packet *packet = NULL;
     char *text = malloc(CM_BUS_MESSAGE_MAX + 1);
     memset(text, 'x', CM_BUS_MESSAGE_MAX);
     text[CM_BUS_MESSAGE_MAX] = '\0';
     error.text = text;
     message.body_case = INGOT__IPC__ENVELOPE__BODY_ERROR;
     message.error = &error;
-    assert_int_equal(bus_pack(&message, &packet), CM_LIMIT);
+    assert_int_equal(cm_bus_pack(&message, &packet), CM_LIMIT);
     free(text);
 }
 
@@ -158,7 +158,7 @@ static enum cm_err parse_payload(const void *payload, uint32_t length, uint8_t t
     cm_frame_seal(&frame, type, payload, length, NULL, 0);
     memcpy(bytes, &frame, sizeof frame);
     memcpy(bytes + sizeof frame, payload, length);
-    enum cm_err rc = bus_parse(bytes, sizeof frame + length, &err, &envelope);
+    enum cm_err rc = cm_bus_parse(bytes, sizeof frame + length, &err, &envelope);
     if (rc == CM_OK)
         ingot__ipc__envelope__free_unpacked(envelope, NULL);
     else
@@ -216,28 +216,28 @@ static void test_small_messages_that_grow_large(void **state)
 static void test_every_flipped_bit_is_refused(void **state)
 {
     (void)state;
-    struct bus_packet *packet = pack_hello();
+    struct cm_bus_packet *packet = pack_hello();
     for (size_t bit = 0; bit < 8 * packet->length; bit++) {
         struct cm_error err;
         Ingot__Ipc__Envelope *envelope = NULL;
         packet->bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
-        enum cm_err rc = bus_parse(packet->bytes, packet->length, &err, &envelope);
+        enum cm_err rc = cm_bus_parse(packet->bytes, packet->length, &err, &envelope);
         assert_int_equal(rc, bit / 8 == 4 ? CM_UNSUPPORTED : CM_CORRUPT);
         packet->bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
     for (size_t length = 0; length < packet->length; length++) {
         struct cm_error err;
         Ingot__Ipc__Envelope *envelope = NULL;
-        assert_int_equal(bus_parse(packet->bytes, length, &err, &envelope), CM_CORRUPT);
+        assert_int_equal(cm_bus_parse(packet->bytes, length, &err, &envelope), CM_CORRUPT);
     }
-    bus_packet_unref(packet);
+    cm_bus_packet_unref(packet);
 }
 
 /* Damage behind a correct crc: protobuf's parser and our checks are alone. */
 static void test_fuzz(void **state)
 {
     (void)state;
-    struct bus_packet *packet = pack_hello();
+    struct cm_bus_packet *packet = pack_hello();
     uint32_t length = (uint32_t)(packet->length - sizeof(struct cm_frame));
     const unsigned char *valid = packet->bytes + sizeof(struct cm_frame);
     uint64_t seed = 4711;
@@ -268,20 +268,20 @@ static void test_fuzz(void **state)
         enum cm_err rc = parse_payload(payload, n, CM_FRAME_CONTROL);
         assert_true(rc == CM_OK || rc == CM_CORRUPT);
     }
-    bus_packet_unref(packet);
+    cm_bus_packet_unref(packet);
 }
 
 static void test_paths(void **state)
 {
     (void)state;
     char path[BUS_PATH_MAX], dir[200];
-    assert_true(bus_path("/run/ingot", CM_ROLE_WORKER, 3, path));
+    assert_true(cm_bus_path("/run/ingot", CM_ROLE_WORKER, 3, path));
     assert_string_equal(path, "/run/ingot/bus/worker-3.ipc");
     memset(dir, 'd', sizeof dir);
     for (size_t length = 0; length < sizeof dir; length++) {
         dir[length] = '\0';
         bool fits = length + strlen("/bus/worker-4294967295.ipc") < BUS_PATH_MAX;
-        assert_true(bus_path(dir, CM_ROLE_WORKER, UINT32_MAX, path) == fits);
+        assert_true(cm_bus_path(dir, CM_ROLE_WORKER, UINT32_MAX, path) == fits);
         dir[length] = 'd';
     }
 }

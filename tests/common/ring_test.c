@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -327,6 +328,64 @@ static void test_threads_sleep_race(void **state)
     run_traffic(100000, 1);
 }
 
+/* The same race alone, one record a round, both sides started at the same moment: in no round may
+ * the consumer sleep while the producer does not ring. In a stream the next record would hide it.
+ * With release and acquire instead of sequential consistency some of the rounds are lost. */
+struct duel {
+    struct pair p;
+    atomic_uint round; /* the consumer starts a round */
+    atomic_uint done;  /* the producer ended it */
+    unsigned rounds;
+    bool rang;
+};
+
+/* Spins, so that both sides go within nanoseconds; yields where there is one core for both. */
+static void wait_for(atomic_uint *value, unsigned wanted)
+{
+    for (unsigned spins = 0; atomic_load_explicit(value, memory_order_acquire) != wanted; spins++)
+        if (spins % 4096 == 4095)
+            sched_yield();
+}
+
+static void duel_produce(void *arg)
+{
+    struct duel *d = arg;
+    for (unsigned round = 1; round <= d->rounds; round++) {
+        CM_ASSERT(cm_ring_write(&d->p.out, 1, &round, sizeof round, NULL, 0) == CM_OK);
+        wait_for(&d->round, round);
+        d->rang = cm_ring_publish(&d->p.out);
+        atomic_store_explicit(&d->done, round, memory_order_release);
+    }
+}
+
+static void test_sleep_or_bell(void **state)
+{
+    (void)state;
+    struct duel d = {.rounds = 300000};
+    begin(&d.p, 4096, 0);
+    uv_thread_t thread;
+    assert_int_equal(uv_thread_create(&thread, duel_produce, &d), 0);
+    unsigned slept = 0, lost = 0;
+    for (unsigned round = 1; round <= d.rounds; round++) {
+        struct cm_frame frame;
+        atomic_store_explicit(&d.round, round, memory_order_release);
+        for (volatile unsigned pause = round % 32; pause > 0; pause--)
+            ; /* the two do not take the same time to get here */
+        bool sleeps = cm_ring_sleep(&d.p.in);
+        wait_for(&d.done, round);
+        slept += sleeps;
+        lost += sleeps && !d.rang;
+        cm_ring_awake(&d.p.in);
+        assert_int_equal(read_one(&d.p, &frame), CM_OK);
+        assert_int_equal(read_one(&d.p, &frame), CM_AGAIN);
+        cm_ring_release(&d.p.in);
+    }
+    uv_thread_join(&thread);
+    end(&d.p);
+    if (lost > 0)
+        fail_msg("%u of %u sleepers would not have been woken", lost, slept);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -340,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_sleep_says_no_when_there_is_mail),
         cmocka_unit_test(test_threads_batched),
         cmocka_unit_test(test_threads_sleep_race),
+        cmocka_unit_test(test_sleep_or_bell),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
