@@ -1,0 +1,150 @@
+/* One answer, for generated networks, and for a model file when one is named:
+ *
+ *     one_answer_test                      generated networks
+ *     one_answer_test FILE 3,48,192        this model with rows of this shape (one input)
+ *
+ * The environment's ONE_ANSWER_MODEL and ONE_ANSWER_ROW do the same as the arguments. A file that
+ * is not there is a skip with its reason. */
+#include "tests/engine/kit.h"
+#include "tests/engine/one_answer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char *file_name, *file_row;
+
+static void check(struct kit_model *m, struct cm_shape row)
+{
+    size_t length;
+    void *bytes = kit_bytes(m, &length);
+    unsigned checked = one_answer(bytes, length, &row);
+    assert_true(checked >= 2);
+    print_message("%u combinations of instruction set and threads agree\n", checked);
+    free(bytes);
+    kit_free(m);
+}
+
+/* Convolutions of every kind, normalisation, a gate with broadcasting, pooling, a classifier. */
+static void convolutional_network(void **state)
+{
+    struct kit_model *m = kit_model(14);
+    (void)state;
+    kit_input(m, "x", CM_FP32, kit_shape(4, -1, 3, 19, 23));
+    kit_random(m, "w1", kit_shape(4, 20, 3, 3, 3));
+    kit_random(m, "b1", kit_shape(1, 20));
+    kit_node(m, "Conv", "x,w1,b1", "c1");
+    kit_attr_ints(m, "pads", 4, 1, 1, 1, 1);
+    kit_attr_ints(m, "strides", 2, 2, 1);
+    for (int i = 0; i < 4; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "n%d", i);
+        kit_random(m, name, kit_shape(1, 20));
+    }
+    float variance[20];
+    for (int i = 0; i < 20; i++)
+        variance[i] = 0.5f + 0.1f * (float)i;
+    kit_const(m, "var", CM_FP32, kit_shape(1, 20), variance);
+    kit_node(m, "BatchNormalization", "c1,n0,n1,n2,var", "n");
+    kit_node(m, "HardSwish", "n", "h");
+    kit_random(m, "w2", kit_shape(4, 20, 1, 5, 5));
+    kit_node(m, "Conv", "h,w2", "d");
+    kit_attr_i(m, "group", 20);
+    kit_attr_ints(m, "pads", 4, 2, 2, 2, 2);
+    kit_node(m, "GlobalAveragePool", "d", "g");
+    kit_random(m, "w3", kit_shape(4, 20, 20, 1, 1));
+    kit_node(m, "Conv", "g,w3", "s");
+    kit_node(m, "Sigmoid", "s", "gate");
+    kit_node(m, "Mul", "d,gate", "gated");
+    kit_random(m, "w4", kit_shape(4, 24, 5, 3, 1));
+    kit_node(m, "Conv", "gated,w4", "q");
+    kit_attr_i(m, "group", 4);
+    kit_attr_ints(m, "dilations", 2, 2, 1);
+    kit_node(m, "Relu", "q", "r");
+    kit_node(m, "MaxPool", "r", "p");
+    kit_attr_ints(m, "kernel_shape", 2, 2, 2);
+    kit_attr_ints(m, "strides", 2, 2, 2);
+    kit_node(m, "Flatten", "p", "f");
+    kit_random(m, "w5", kit_shape(2, 10, 24 * 3 * 11));
+    kit_random(m, "b5", kit_shape(1, 10));
+    kit_node(m, "Gemm", "f,w5,b5", "y");
+    kit_attr_i(m, "transB", 1);
+    kit_node(m, "Softmax", "y", "z");
+    kit_output(m, "z", CM_FP32, kit_shape(2, -1, 10));
+    check(m, kit_shape(4, 1, 3, 19, 23));
+}
+
+/* Two inputs' worth of attention-like products, softmax, reductions, transposes. */
+static void attention_like_network(void **state)
+{
+    struct kit_model *m = kit_model(13);
+    (void)state;
+    kit_input(m, "x", CM_FP32, kit_shape(3, -1, 13, 24));
+    kit_random(m, "wq", kit_shape(2, 24, 24));
+    kit_random(m, "wk", kit_shape(2, 24, 24));
+    kit_random(m, "wv", kit_shape(2, 24, 50));
+    kit_node(m, "MatMul", "x,wq", "q");
+    kit_node(m, "MatMul", "x,wk", "k");
+    kit_node(m, "MatMul", "x,wv", "v");
+    kit_node(m, "Transpose", "k", "kt");
+    kit_attr_ints(m, "perm", 3, 0, 2, 1);
+    kit_node(m, "MatMul", "q,kt", "scores");
+    kit_node(m, "Softmax", "scores", "p");
+    kit_node(m, "MatMul", "p,v", "o");
+    kit_node(m, "Tanh", "o", "t");
+    kit_node(m, "Erf", "t", "e");
+    kit_node(m, "Exp", "e", "ex");
+    kit_node(m, "ReduceMean", "ex", "mean");
+    kit_attr_ints(m, "axes", 1, 1);
+    kit_attr_i(m, "keepdims", 0);
+    kit_node(m, "LogSoftmax", "mean", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 50));
+    kit_output(m, "t", CM_FP32, kit_shape(3, -1, 13, 50));
+    check(m, kit_shape(3, 1, 13, 24));
+}
+
+static void named_model(void **state)
+{
+    struct cm_shape row = {.rank = 1, .dims = {1}};
+    (void)state;
+    if (!file_row)
+        fail_msg("the shape of one row is missing, as in 3,48,192");
+    FILE *file = fopen(file_name, "rb");
+    if (!file) {
+        print_message("skipped: %s is not there\n", file_name);
+        skip();
+    }
+    for (const char *at = file_row; *at && row.rank < CM_MAX_RANK;) {
+        char *end;
+        row.dims[row.rank++] = strtoll(at, &end, 10);
+        at = *end == ',' ? end + 1 : end;
+    }
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    long length = ftell(file);
+    rewind(file);
+    assert_true(length > 0);
+    void *bytes = malloc((size_t)length);
+    assert_non_null(bytes);
+    assert_int_equal(fread(bytes, 1, (size_t)length, file), length);
+    fclose(file);
+    print_message("%u combinations agree\n", one_answer(bytes, (size_t)length, &row));
+    free(bytes);
+}
+
+int main(int argc, char **argv)
+{
+    file_name = argc > 2 ? argv[1] : getenv("ONE_ANSWER_MODEL");
+    file_row = argc > 2 ? argv[2] : getenv("ONE_ANSWER_ROW");
+    const struct CMUnitTest named[] = {cmocka_unit_test(named_model)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(convolutional_network),
+        cmocka_unit_test(attention_like_network),
+    };
+    if (file_name)
+        return cmocka_run_group_tests(named, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
