@@ -16,8 +16,7 @@
     X(REFUSED, 5, "the server refused the request: it is wrong or not allowed")   \
     X(UNAVAILABLE, 6, "the server cannot take the request now: try again later")  \
     X(DEADLINE, 7, "the deadline passed first")                                   \
-    X(SERVER, 8, "the server failed while it worked on the request")              \
-    X(MISMATCH, 9, "the computed values differ from the expected ones")
+    X(SERVER, 8, "the server failed while it worked on the request")
 
 enum ig_exit {
 #define X(name, number, meaning) IG_EXIT_##name = (number),
