@@ -372,9 +372,9 @@ const struct ig_command ig_command_run = {
     .summary = "execute an ONNX model in this process, without a cluster",
     .synopsis = "MODEL.onnx --input NAME=FILE... [--output NAME=FILE]... [--threads N] [--isa "
                 "scalar|avx2|avx512] [--repeat N] [--json]\n"
-                "     ingot run --test-dir DIR [--rtol R] [--atol A] [--threads N] [--isa ISA] "
+                "--test-dir DIR [--rtol R] [--atol A] [--threads N] [--isa ISA] "
                 "[--json]\n"
-                "     ingot run --ops",
+                "--ops",
     .description =
         "Loads the model with the worker's own engine, runs it and prints the outputs (cut if they "
         "are long) and the time. What a cluster answers is the same to the last bit, whatever the "

@@ -133,11 +133,24 @@ static void print_files(FILE *out, const char *files)
     }
 }
 
+/* One form of the command a line. */
+static void print_synopsis(FILE *out, const struct ig_command *command)
+{
+    const char *line = command->synopsis;
+    while (line) {
+        const char *end = strchr(line, '\n');
+        char form[1024];
+        snprintf(form, sizeof form, "%.*s", (int)(end ? (size_t)(end - line) : strlen(line)), line);
+        size_t column = (size_t)fprintf(out, "    ingot %s", command->name);
+        print_wrapped(out, form, column, 8);
+        line = end ? end + 1 : NULL;
+    }
+}
+
 void ig_print_manual(const struct ig_command *command, FILE *out)
 {
     fprintf(out, "NAME\n    ingot %s - %s\n\nSYNOPSIS\n", command->name, command->summary);
-    size_t column = (size_t)fprintf(out, "    ingot %s", command->name);
-    print_wrapped(out, command->synopsis, column, 8);
+    print_synopsis(out, command);
     fprintf(out, "\nDESCRIPTION\n");
     print_wrapped(out, command->description, 0, 4);
     fprintf(out, "\nOPTIONS\n");

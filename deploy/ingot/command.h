@@ -25,7 +25,7 @@ struct ig_option {
 struct ig_command {
     const char *name;
     const char *summary;  /* one line, no full stop */
-    const char *synopsis; /* what follows "ingot NAME" */
+    const char *synopsis; /* what follows "ingot NAME", one form a line */
     const char *description;
     const struct ig_option *options;
     const char *files;   /* lines "PATH\tmeaning"; NULL for none */
