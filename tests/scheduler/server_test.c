@@ -442,8 +442,7 @@ static int clear_stage(void **state)
 {
     (void)state;
     t_loop_finish(&loop);
-    if (scheduler > 0)
-        stop_softly(&scheduler); /* with a sanitizer: and without a leak */
+    kill_hard(&scheduler);
     kill_hard(&memmgr);
     t_remove_dir(base);
     return 0;
