@@ -168,13 +168,13 @@ static enum cm_err refuse_operator(struct loader *loader, const Onnx__NodeProto 
                                    size_t position, const char *why)
 {
     char name[96], type[96], domain[64];
+    wk_printable(text_or_empty(proto->name), name, sizeof name);
+    wk_printable(text_or_empty(proto->op_type), type, sizeof type);
+    wk_printable(text_or_empty(proto->domain), domain, sizeof domain);
     return cm_fail(loader->err, CM_UNSUPPORTED,
                    "node \"%s\" (number %zu): operator %s%s%s of opset %lld is not supported%s",
-                   wk_printable(text_or_empty(proto->name), name, sizeof name), position,
-                   wk_printable(text_or_empty(proto->domain), domain, sizeof domain),
-                   domain[0] ? "." : "",
-                   wk_printable(text_or_empty(proto->op_type), type, sizeof type),
-                   (long long)loader->opset, why);
+                   name, position, domain, domain[0] ? "." : "", type, (long long)loader->opset,
+                   why);
 }
 
 static enum cm_err read_node(struct loader *loader, const Onnx__NodeProto *proto, size_t position,
