@@ -16,7 +16,7 @@ static struct sd_limits with_defaults(const struct sd_limits *limits)
     if (out.max_buckets == 0)
         out.max_buckets = 1024;
     if (out.max_held == 0)
-        out.max_held = 16384;
+        out.max_held = 65536;
     if (out.credits == 0)
         out.credits = 2;
     if (out.age_step_ns == 0)

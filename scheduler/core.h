@@ -33,7 +33,7 @@ struct sd_sink {
 struct sd_limits {
     uint32_t max_requests; /* 16384: waiting and running, over all models */
     uint32_t max_buckets;  /* 1024: shapes in use or remembered */
-    uint32_t max_held;     /* 16384: outputs held under an earlier scheduler, for workers to come */
+    uint32_t max_held;     /* 65536: outputs held under an earlier scheduler, for workers to come */
     uint32_t credits;      /* 2: batches with one worker */
     uint64_t age_step_ns;  /* 250 ms: waiting this long is worth one priority */
     uint64_t hang_ns;      /* 10 s: no batch is given up sooner */

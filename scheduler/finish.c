@@ -179,14 +179,14 @@ static enum cm_err check_done(const struct sd_core *core, const struct sd_batch 
 }
 
 /* A status that a worker sent: ours to pass on if it is in the list, and not one that only the
- * scheduler may give. */
+ * scheduler may give. STALE (inputs or a model that the worker could not find) makes the gateway
+ * submit once more. */
 static enum cm_err worker_status(uint32_t status)
 {
     switch (status) {
     case CM_OK:
     case CM_POISON:
     case CM_CANCELLED:
-    case CM_STALE:
         return CM_INTERNAL;
     default:
         return status <= CM_POISON ? (enum cm_err)status : CM_INTERNAL;

@@ -12,9 +12,9 @@ enum cm_err sd_workers_init(struct sd_workers *workers, uint32_t credits, uint32
     struct sd_batch *batches = calloc((size_t)SD_MAX_WORKERS * credits, sizeof *batches);
     if (!batches)
         return CM_NOMEM;
-    /* Sixteen bits of each: lives differ, and one life has many numbers before they meet. */
-    *workers = (struct sd_workers){
-        .credits = credits, .next_generation = epoch << 16 | 1, .batches = batches};
+    /* Lives begin at unrelated numbers; one life counts on from its own. */
+    *workers =
+        (struct sd_workers){.credits = credits, .next_generation = epoch, .batches = batches};
     return CM_OK;
 }
 
