@@ -64,7 +64,12 @@ static void say(const char *format, ...)
 
 static void on_attached(void *ctx, const struct mm_identity *identity)
 {
-    (void)ctx;
+    if (!bus) { /* only now is the place, and so the inbox's name, ours */
+        struct cm_error error;
+        struct cm_bus_options *options = ctx;
+        if (cm_bus_open(options, &error, &bus) != CM_OK)
+            say("error %s %s", cm_err_name(error.code), error.text);
+    }
     cm_bus_set_instance(bus, identity->instance);
     say("attached %" PRIu64 " %u %" PRIu64, identity->instance, identity->number, identity->epoch);
 }
@@ -357,7 +362,7 @@ int main(int argc, char **argv)
     uint32_t index = (uint32_t)strtoul(argv[3], NULL, 10);
     cm_log_init(role, index);
     CM_ASSERT(uv_loop_init(&loop) == 0);
-    const struct cm_bus_options bus_options = {
+    struct cm_bus_options bus_options = {
         .loop = &loop, .run_dir = argv[1], .role = role, .index = index, .on_message = on_message};
     const struct mm_client_options options = {.loop = &loop,
                                               .run_dir = argv[1],
@@ -367,9 +372,9 @@ int main(int argc, char **argv)
                                               .on_lost = on_lost,
                                               .on_channel = on_channel,
                                               .on_revoked = on_revoked,
-                                              .on_refused = on_refused};
-    if (cm_bus_open(&bus_options, &error, &bus) != CM_OK ||
-        mm_client_create(&options, &error, &client) != CM_OK) {
+                                              .on_refused = on_refused,
+                                              .ctx = &bus_options};
+    if (mm_client_create(&options, &error, &client) != CM_OK) {
         fprintf(stderr, "agent: %s\n", error.text);
         return 1;
     }

@@ -230,7 +230,40 @@ static void patient_models_wait_for_company(void **state)
         {.at_us = 30, .op = DONE, .expected = "R0:2=OK"},
         {.at_us = 40, .op = CANCEL, .handle = 1, .expected = "R0:1=CANCELLED"},
     };
+    static const struct step readme_example[] = {
+        /* A run of two rows that takes 200 us, so that the high guess is 400. */
+        {.op = WORKER},
+        {.op = SUBMIT, .handle = 9, .model = FX_PATIENT, .rows = 2},
+        {.at_us = 1000, .op = TICK, .expected = "X0:9"},
+        {.at_us = 1200, .op = DONE, .expected = "R0:9=OK"},
+        /* The table in the README, 2000 us later: 1 to 4 are A to D. */
+        {.at_us = 2000, .op = SUBMIT, .handle = 1, .model = FX_PATIENT, .wakeup_us = 3000},
+        {.at_us = 2100,
+         .op = SUBMIT,
+         .handle = 2,
+         .model = FX_PATIENT,
+         .deadline_us = 2900,
+         .wakeup_us = 2500},
+        {.at_us = 2200,
+         .op = SUBMIT,
+         .handle = 3,
+         .model = FX_PATIENT,
+         .width = 99,
+         .wakeup_us = 2500},
+        {.at_us = 2500, .op = TICK, .expected = "X0:2,1"},
+        {.at_us = 2600,
+         .op = SUBMIT,
+         .handle = 4,
+         .model = FX_PATIENT,
+         .width = 99,
+         .rows = 4,
+         .expected = "X0:3"},
+        {.at_us = 2700, .op = DONE, .expected = "R0:2=OK R0:1=OK X0:4"},
+        {.at_us = 2800, .op = DONE, .expected = "R0:3=OK"},
+        {.at_us = 2900, .op = DONE, .expected = "R0:4=OK"},
+    };
     PLAY(waits);
+    PLAY(readme_example);
     PLAY(fills);
     PLAY(hurries);
     PLAY(impatient_neighbours);
