@@ -91,7 +91,7 @@ static void put_parameter(struct gw_put *put, const char *key, uint64_t value)
 }
 
 bool gw_answer_oip(const struct gw_model *model, const struct gw_output *outputs,
-                   uint32_t n_outputs, const char *id, const struct gw_stats *stats,
+                   uint32_t n_outputs, struct gw_text id, const struct gw_stats *stats,
                    struct gw_answer *answer)
 {
     struct gw_put *put = &answer->header;
@@ -99,8 +99,8 @@ bool gw_answer_oip(const struct gw_model *model, const struct gw_output *outputs
     answer->n_pieces = 0;
     gw_put_text(put, 1, model->name);
     gw_put_text(put, 2, model->version_text);
-    if (id && id[0])
-        gw_put_text(put, 3, id);
+    if (id.length > 0)
+        gw_put_bytes(put, 3, id.data, id.length);
     put_parameter(put, "ingot_batch_rows", stats->batch_rows);
     put_parameter(put, "ingot_batch_requests", stats->batch_requests);
     for (uint32_t i = 0; i < n_outputs; i++) {

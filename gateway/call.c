@@ -50,7 +50,7 @@ static void infer_init(struct gw_infer *infer)
 {
     infer->model = NULL;
     infer->block = (struct gw_block){0};
-    infer->id[0] = 0;
+    infer->id_length = 0;
     infer->again = 0;
     infer->held = NULL;
     infer->reply = NULL;
@@ -184,11 +184,20 @@ static void start_batch(struct gw_call *call, const grpc_op *ops, size_t count,
     CM_ASSERT(error == GRPC_CALL_OK);
 }
 
-static const char *request_id(const struct gw_call *call)
+/* The id for errors and logs, in buffer: the context's, else the message's own if it is a plain
+ * word. Empty: none. */
+static const char *request_id(const struct gw_call *call, char buffer[GW_REQUEST_ID_MAX + 1])
 {
+    const struct gw_infer *infer = &call->infer;
     if (call->context.request_id[0])
         return call->context.request_id;
-    return call->method->kind == GW_KIND_INFER ? call->infer.id : "";
+    buffer[0] = 0;
+    if (call->method->kind == GW_KIND_INFER && infer->id_length <= GW_REQUEST_ID_MAX &&
+        gw_word_valid(infer->id, infer->id_length)) {
+        memcpy(buffer, infer->id, infer->id_length);
+        buffer[infer->id_length] = 0;
+    }
+    return buffer;
 }
 
 #define STATS_MAX 256
@@ -244,7 +253,8 @@ static void drop_sent(struct gw_call *call)
 }
 
 /* Failures that are ours; a client's mistakes are counted, not logged. */
-static void log_failure(const struct gw_call *call, grpc_status_code code, const char *reason)
+static void log_failure(const struct gw_call *call, grpc_status_code code, const char *reason,
+                        const char *id)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct cm_log_limit limit; /* under lock */
@@ -255,7 +265,7 @@ static void log_failure(const struct gw_call *call, grpc_status_code code, const
     if (allowed)
         cm_log(CM_LOG_ERROR, "call_failed",
                "code=%s reason=%s request_id=%s traceparent=%s suppressed=%llu",
-               gw_status_name(code), reason, request_id(call), call->context.traceparent,
+               gw_status_name(code), reason, id, call->context.traceparent,
                (unsigned long long)suppressed);
 }
 
@@ -266,7 +276,8 @@ static void fail_taken(struct gw_call *call, const struct cm_error *error)
     struct trailers trailers = {.count = 0};
     char text[sizeof error->text + GW_REQUEST_ID_MAX + 32];
     char pushback[16];
-    const char *id = request_id(call);
+    char buffer[GW_REQUEST_ID_MAX + 1];
+    const char *id = request_id(call, buffer);
     if (id[0]) {
         snprintf(text, sizeof text, "%s (request id: %s)", error->text, id);
         add_trailer(&trailers, "x-request-id", grpc_slice_from_copied_string(id));
@@ -278,7 +289,7 @@ static void fail_taken(struct gw_call *call, const struct cm_error *error)
         add_trailer(&trailers, "grpc-retry-pushback-ms", grpc_slice_from_copied_string(pushback));
     }
     if (status.code == GRPC_STATUS_INTERNAL || status.code == GRPC_STATUS_DATA_LOSS)
-        log_failure(call, status.code, error->text);
+        log_failure(call, status.code, error->text, id);
     send_status(call, status.code, text, &trailers);
 }
 

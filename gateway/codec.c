@@ -460,6 +460,8 @@ enum cm_err gw_parse_oip(struct gw_wire message, struct gw_request *ret_request,
             break;
         case 3:
             code = take_text(&walk, &message, type, "id", &ret_request->id);
+            if (code == CM_OK && ret_request->id.length > GW_ID_MAX)
+                code = cm_fail(err, CM_INVALID, "id: longer than %u bytes", GW_ID_MAX);
             break;
         case 4:
             code = take_parameter(&walk, &message, type);

@@ -22,6 +22,8 @@
 /* Bytes of all strings of a request that arrived in pieces and had to be joined. */
 #define GW_SCRATCH_BYTES 8192u
 
+#define GW_ID_MAX 256u /* bytes of a request's own id */
+
 struct gw_text {
     const char *data; /* not terminated; valid UTF-8 */
     size_t length;
@@ -114,14 +116,14 @@ struct gw_answer {
 
 #define GW_ANSWER_HEADER_MAX 16384u
 
-/* put.header must have memory; id is the Open Inference Protocol's (NULL for none). False: the
- * header did not fit. */
+/* put.header must have memory; id is the Open Inference Protocol's. False: the header did not fit.
+ */
 CM_MUST_CHECK bool gw_answer_ingot(const struct gw_model *model, const struct gw_output *outputs,
                                    uint32_t n_outputs, const struct gw_stats *stats,
                                    struct gw_answer *answer);
 CM_MUST_CHECK bool gw_answer_oip(const struct gw_model *model, const struct gw_output *outputs,
-                                 uint32_t n_outputs, const char *id, const struct gw_stats *stats,
-                                 struct gw_answer *answer);
+                                 uint32_t n_outputs, struct gw_text id,
+                                 const struct gw_stats *stats, struct gw_answer *answer);
 
 /* InferStats on the wire, for the trailing metadata. */
 void gw_put_stats(struct gw_put *put, const struct gw_stats *stats);

@@ -122,7 +122,8 @@ struct gw_infer {
     struct cm_tensor_desc inputs[CM_MAX_TENSORS];
     uint8_t order[CM_MAX_TENSORS]; /* the answer's outputs */
     uint8_t n_outputs;
-    char id[GW_REQUEST_ID_MAX + 1]; /* the Open Inference Protocol's, cut */
+    char id[GW_ID_MAX]; /* the Open Inference Protocol's, echoed */
+    uint16_t id_length;
     uint64_t decoded_ns, submitted_ns;
     uint8_t again;        /* submissions after the first that were not a scheduler's death */
     struct gw_held *held; /* loop thread */

@@ -35,13 +35,13 @@ static void tighten_deadline(struct gw_call *call, uint64_t timeout_us)
     atomic_store_explicit(&call->expires_ns, at, memory_order_release);
 }
 
-/* What errors and the answer say of the request's own id. */
+/* For the answer and, where it is harmless, for errors. */
 static void keep_id(struct gw_call *call, struct gw_text id)
 {
-    if (id.length <= GW_REQUEST_ID_MAX && gw_word_valid(id.data, id.length)) {
-        memcpy(call->infer.id, id.data, id.length);
-        call->infer.id[id.length] = 0;
-    }
+    if (id.length > GW_ID_MAX)
+        return;
+    memcpy(call->infer.id, id.data, id.length);
+    call->infer.id_length = (uint16_t)id.length;
 }
 
 static void fill_submit(struct gw_call *call, const struct gw_request *request,

@@ -64,7 +64,7 @@ static enum cm_err check_input(const struct gw_input *input, unsigned index,
                                struct cm_error *err)
 {
     if (text_is(input->datatype, "BYTES"))
-        return cm_fail(err, CM_UNSUPPORTED,
+        return cm_fail(err, CM_INVALID,
                        "inputs[%u] '%s': datatype BYTES is not supported (no string tensors)",
                        index, info->name);
     enum cm_dtype dtype = cm_dtype_from_name(input->datatype.data, input->datatype.length);
