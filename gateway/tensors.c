@@ -2,6 +2,7 @@
 #include "gateway/codec.h"
 
 #include "common/check.h"
+#include "gateway/context.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,10 +13,15 @@ static bool text_is(struct gw_text text, const char *word)
     return text.length == strlen(word) && memcmp(text.data, word, text.length) == 0;
 }
 
-/* Printable part of a client's text for messages. */
-static int shown(struct gw_text text)
+/* A client's own word for a message: " 'word'", or nothing if it is long or no plain word. */
+#define SHOWN_MAX 64
+
+static const char *shown(struct gw_text text, char buffer[SHOWN_MAX + 4])
 {
-    return text.length > 64 ? 64 : (int)text.length;
+    buffer[0] = 0;
+    if (text.length <= SHOWN_MAX && gw_word_valid(text.data, text.length))
+        snprintf(buffer, SHOWN_MAX + 4, " '%.*s'", (int)text.length, text.data);
+    return buffer;
 }
 
 static enum cm_err check_shape(const struct gw_input *input, unsigned index,
@@ -63,14 +69,15 @@ static enum cm_err check_input(const struct gw_input *input, unsigned index,
                                const struct gw_model *model, const struct gw_tensor_info *info,
                                struct cm_error *err)
 {
+    char word[SHOWN_MAX + 4];
     if (text_is(input->datatype, "BYTES"))
         return cm_fail(err, CM_INVALID,
                        "inputs[%u] '%s': datatype BYTES is not supported (no string tensors)",
                        index, info->name);
     enum cm_dtype dtype = cm_dtype_from_name(input->datatype.data, input->datatype.length);
     if (dtype == CM_DTYPE_NONE)
-        return cm_fail(err, CM_INVALID, "inputs[%u] '%s': unknown datatype '%.*s'", index,
-                       info->name, shown(input->datatype), input->datatype.data);
+        return cm_fail(err, CM_INVALID, "inputs[%u] '%s': unknown datatype%s", index, info->name,
+                       shown(input->datatype, word));
     if (dtype != info->dtype)
         return cm_fail(err, CM_INVALID, "inputs[%u] '%s': datatype %s, the model wants %s", index,
                        info->name, cm_dtype_name(dtype), cm_dtype_name(info->dtype));
@@ -91,11 +98,12 @@ static enum cm_err match_inputs(const struct gw_request *request, const struct g
 {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < request->n_inputs; i++) {
+        char word[SHOWN_MAX + 4];
         struct gw_text name = request->inputs[i].name;
         int at = find_info(model->inputs, model->n_inputs, name);
         if (at < 0)
-            return cm_fail(err, CM_INVALID, "inputs[%u]: model '%s' has no input '%.*s'", i,
-                           model->name, shown(name), name.data);
+            return cm_fail(err, CM_INVALID, "inputs[%u]: model '%s' has no such input%s", i,
+                           model->name, shown(name, word));
         if (seen & 1u << at)
             return cm_fail(err, CM_INVALID, "inputs[%u]: '%s' is given twice", i,
                            model->inputs[at].name);
@@ -114,11 +122,12 @@ static enum cm_err match_outputs(const struct gw_request *request, const struct 
     plan->output_mask = 0;
     plan->n_outputs = 0;
     for (uint32_t i = 0; i < request->n_outputs; i++) {
+        char word[SHOWN_MAX + 4];
         struct gw_text name = request->outputs[i];
         int at = find_info(model->outputs, model->n_outputs, name);
         if (at < 0)
-            return cm_fail(err, CM_INVALID, "outputs[%u]: model '%s' has no output '%.*s'", i,
-                           model->name, shown(name), name.data);
+            return cm_fail(err, CM_INVALID, "outputs[%u]: model '%s' has no such output%s", i,
+                           model->name, shown(name, word));
         if (plan->output_mask & 1ull << at)
             return cm_fail(err, CM_INVALID, "outputs[%u]: '%s' is given twice", i,
                            model->outputs[at].name);
