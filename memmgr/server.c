@@ -176,7 +176,7 @@ static void start_handles(struct mm_server *server)
     CM_ASSERT(uv_timer_init(server->loop, &server->tick) == 0);
     CM_ASSERT(uv_timer_init(server->loop, &server->grace) == 0);
     CM_ASSERT(uv_timer_init(server->loop, &server->accept_pause) == 0);
-    server->n_handles = 3;
+    server->n_handles += 3;
     uv_timer_start(&server->tick, on_tick, MM_TICK_MS, MM_TICK_MS);
     if (server->restoring)
         uv_timer_start(&server->grace, on_grace_over, MM_GRACE_MS, 0);
