@@ -270,6 +270,19 @@ const char *agent_wait(struct agent *agent, const char *word)
     return line;
 }
 
+bool agent_wait_any(struct agent *agent, const char *word, const char *other)
+{
+    char line[LINE_MAX_BYTES];
+    uint64_t end_ns = uv_hrtime() + T_BOUND_MS * 1000000ull;
+    for (;;) {
+        if (take_line(agent, word, line))
+            return true;
+        if (take_line(agent, other, line))
+            return false;
+        read_more(agent, end_ns, word);
+    }
+}
+
 void agent_attached(struct agent *agent)
 {
     unsigned number;
@@ -359,6 +372,8 @@ struct ledger agent_ledger(struct agent *agent)
         ++*count_of(&ledger, kind, state);
         if (strcmp(state, "idle") == 0)
             ledger.held -= bytes;
+        if (strcmp(state, "sealed") == 0 && strstr(line, "readers=0"))
+            ledger.unheld++;
     }
     assert_int_equal(sum, ledger.total);
     return ledger;
@@ -377,4 +392,13 @@ unsigned long long agent_counter(struct agent *agent, const char *name)
     }
     assert_true(value != UINT64_MAX);
     return value;
+}
+
+void agent_counter_until(struct agent *agent, const char *name, unsigned long long value)
+{
+    uint64_t end_ns = uv_hrtime() + T_BOUND_MS * 1000000ull;
+    while (agent_counter(agent, name) < value) {
+        if (uv_hrtime() > end_ns)
+            fail_msg("%d ms went by and %s is not %llu", T_BOUND_MS, name, value);
+    }
 }

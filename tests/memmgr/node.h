@@ -49,6 +49,8 @@ void agent_say(struct agent *agent, const char *format, ...) __attribute__((form
 /* Takes the next line that begins with word out of the agent's output; lines before it stay. An
  * "error" line fails the test unless that is the word. */
 const char *agent_wait(struct agent *agent, const char *word);
+/* Takes the next of either; true for the first word. */
+bool agent_wait_any(struct agent *agent, const char *word, const char *other);
 void agent_attached(struct agent *agent);
 /* True if such a line has come by now (after a round trip). */
 bool agent_has(struct agent *agent, const char *word);
@@ -71,10 +73,13 @@ struct weights agent_weights(struct agent *agent);
 struct ledger {
     unsigned long long total, resident, stale, orphans, epoch;
     unsigned long long held; /* total without what is pooled */
-    unsigned entries, fresh, idle, granted, orphaned, awaited, writing, sealed, channels;
+    unsigned entries, fresh, idle, granted, orphaned, awaited, writing, sealed, unheld, channels;
 };
 struct ledger agent_ledger(struct agent *agent);
 unsigned long long agent_counter(struct agent *agent, const char *name);
+
+/* Asks until the counter is at least value. */
+void agent_counter_until(struct agent *agent, const char *name, unsigned long long value);
 
 /* Asks for the ledger until the condition on it holds. */
 #define LEDGER_UNTIL(agent, ledger, condition)                                               \
