@@ -238,6 +238,8 @@ void cm_log(enum cm_log_level level, const char *event, const char *fields, ...)
         return;
     int saved_errno = errno;
     struct line line;
+    if (!fields)
+        fields = ""; /* the event says it all */
     line.used = 0;
     line.full = false;
     add_prefix(&line, level, event);

@@ -20,7 +20,8 @@ void cm_log_init(enum cm_role role, uint32_t index);
 
 /* cm_log(CM_LOG_INFO, "model_ready", "model=%s version=%d", ...): event is a word; each pair of
  * fields is written key=%conversion; string conversions are escaped by cm_log itself, value by
- * value. Supported conversions: %s %d %u %zu %llu %lld %x %f (with l, ll, z sizes and precision).
+ * value. fields may be NULL: an event without any. Supported conversions: %s %d %u %zu %llu %lld %x
+ * %f (with l, ll, z sizes and precision).
  */
 void cm_log(enum cm_log_level level, const char *event, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));
