@@ -112,7 +112,7 @@ static void want_scheduler(struct gw *gw)
 {
     if (gw->attached && !gw->stopping &&
         mm_client_want_channel(gw->client, CM_ROLE_SCHEDULER, SCHEDULER) != CM_OK)
-        cm_log(CM_LOG_WARN, "channel_not_asked", NULL);
+        cm_log(CM_LOG_WARN, "channel_not_asked", "peer=scheduler");
 }
 
 static void on_hello_answer(void *ctx, enum cm_err err, const Ingot__Ipc__Envelope *answer);
@@ -217,7 +217,7 @@ static void on_attached(void *ctx, const struct mm_identity *identity)
 static void on_memmgr_lost(void *ctx)
 {
     (void)ctx;
-    cm_log(CM_LOG_WARN, "memmgr_lost", NULL);
+    cm_log(CM_LOG_WARN, "memmgr_lost", "action=reconnecting");
 }
 
 static void on_revoked(void *ctx, const struct mm_lease *lease)
@@ -241,7 +241,9 @@ static void answer_ack(struct gw *gw, const Ingot__Ipc__Envelope *message)
 {
     Ingot__Ipc__Envelope answer = INGOT__IPC__ENVELOPE__INIT;
     if (message->wants_answer && cm_bus_answer(gw->bus, message, &answer) != CM_OK)
-        cm_log(CM_LOG_DEBUG, "answer_lost", NULL); /* it will be asked again */
+        cm_log(CM_LOG_DEBUG, "answer_lost", "peer=%s",
+               cm_role_name((enum cm_role)(message->sender ? message->sender->role
+                                                           : 0))); /* it will be asked again */
 }
 
 /* Newer than what we have: later lives have larger instances, and count revisions anew. */
@@ -347,7 +349,8 @@ static void answer_stats(struct gw *gw, const Ingot__Ipc__Envelope *message)
     answer.body_case = INGOT__IPC__ENVELOPE__BODY_STATS;
     answer.stats = &stats;
     if (cm_bus_answer(gw->bus, message, &answer) != CM_OK)
-        cm_log(CM_LOG_DEBUG, "answer_lost", NULL);
+        cm_log(CM_LOG_DEBUG, "answer_lost", "peer=%s",
+               cm_role_name((enum cm_role)(message->sender ? message->sender->role : 0)));
 }
 
 static void on_message(void *ctx, struct cm_bus *bus, const Ingot__Ipc__Envelope *message)
@@ -379,7 +382,8 @@ static void heartbeat(struct gw *gw, uint64_t now_ns)
     envelope.body_case = INGOT__IPC__ENVELOPE__BODY_HEARTBEAT;
     envelope.heartbeat = &beat;
     if (cm_bus_send(gw->bus, CM_ROLE_SCHEDULER, SCHEDULER, &envelope) != CM_OK)
-        cm_log(CM_LOG_DEBUG, "heartbeat_lost", NULL); /* the next one is a second away */
+        cm_log(CM_LOG_DEBUG, "heartbeat_lost",
+               "peer=scheduler"); /* the next one is a second away */
 }
 
 /* ---- clocks ---- */
