@@ -33,9 +33,11 @@ bool mm_memory_round(size_t bytes, size_t *ret_bytes)
 enum cm_err mm_memory_create(size_t bytes, int seals, struct cm_error *err, int *ret_fd)
 {
     CM_ASSERT(bytes % page_bytes() == 0);
-    int fd = memfd_create("ingot", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    /* The name is for people: /proc/PID/smaps shows it. Only weights wait for another seal. */
+    const char *name = seals & F_SEAL_SEAL ? "ingot-lease" : "ingot-weights";
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL)
-        fd = memfd_create("ingot", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return cm_fail_errno(err, errno, "cannot create a memory descriptor");
     if (ftruncate(fd, (off_t)bytes) != 0 || fcntl(fd, F_ADD_SEALS, seals) != 0) {

@@ -93,9 +93,13 @@ class Load:
 
 
 def leases(running):
-    """What the ledger says is granted, by owner and kind; weights and channels included, idle memory not."""
-    entries = running.ledger()["entries"]
-    return collections.Counter((e["owner"], e["kind"], e["state"], e["bytes"]) for e in entries if e["state"] != "idle")
+    """What the ledger says is granted, by owner and kind; weights and channels included, idle memory not. A channel has
+    two ends, and either may be the one that told memmgr of it."""
+    def key(entry):
+        ends = (entry["owner"], entry["label"]) if entry["kind"] != "weights" else (entry["label"],)
+        return tuple(sorted(ends)), entry["kind"], entry["state"], entry["bytes"]
+
+    return collections.Counter(key(e) for e in running.ledger()["entries"] if e["state"] != "idle")
 
 
 def settle(running, before):
