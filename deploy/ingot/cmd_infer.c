@@ -17,7 +17,7 @@
 #define MAX_FILES   64
 #define COUNT_MAX   1000000
 #define DEADLINE_MS 60000
-#define CA_MAX      (1u << 20)
+#define PEM_MAX     (1u << 20)
 
 enum {
     OPT_INPUT = 1,
@@ -28,6 +28,8 @@ enum {
     OPT_RUN_DIR,
     OPT_ADDRESS,
     OPT_CA,
+    OPT_CERT,
+    OPT_KEY,
     OPT_PLAINTEXT,
     OPT_JSON,
 };
@@ -49,13 +51,16 @@ static const struct ig_option options[] = {
      "A server to ask instead of the cluster in the run directory."},
     {OPT_CA, "ca", "FILE",
      "Certificates (PEM) to trust. Default: the run directory's own; with --address the system's."},
+    {OPT_CERT, "cert", "FILE",
+     "This client's certificate chain (PEM), for a server that asks for one (mutual TLS)."},
+    {OPT_KEY, "key", "FILE", "The private key (PEM) of --cert."},
     {OPT_PLAINTEXT, "plaintext", NULL, "With --address: no TLS."},
     {OPT_JSON, "json", NULL, "Print one JSON object instead of text."},
     {0},
 };
 
 struct request {
-    const char *model, *version, *run_dir, *address, *ca;
+    const char *model, *version, *run_dir, *address, *ca, *cert, *key;
     struct ig_binding inputs[MAX_FILES], outputs[MAX_FILES];
     unsigned n_inputs, n_outputs;
     uint64_t count, deadline_ms;
@@ -117,6 +122,12 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
         return true;
     case OPT_CA:
         request->ca = value;
+        return true;
+    case OPT_CERT:
+        request->cert = value;
+        return true;
+    case OPT_KEY:
+        request->key = value;
         return true;
     case OPT_PLAINTEXT:
         request->plaintext = true;
@@ -198,20 +209,38 @@ static int find_target(const struct ig_command *command, const struct request *r
     return IG_EXIT_OK;
 }
 
-static int open_rpc(const struct ig_command *command, const struct target *target,
-                    struct ig_rpc **ret_rpc)
+/* A PEM file that the command line named; NULL path gives NULL. An exit code. */
+static int read_pem(const struct ig_command *command, const char *path, unsigned char **ret_pem)
+{
+    struct cm_error err = {0};
+    size_t length = 0;
+    if (path && ig_read_file(path, PEM_MAX, &err, ret_pem, &length) != CM_OK)
+        return ig_usage(command, "%s", err.text);
+    return IG_EXIT_OK;
+}
+
+static int open_rpc(const struct ig_command *command, const struct request *request,
+                    const struct target *target, struct ig_rpc **ret_rpc)
 {
     /* Where Debian keeps the public authorities. */
     static const char system_ca[] = "/etc/ssl/certs/ca-certificates.crt";
     struct cm_error err = {0};
-    unsigned char *ca = NULL;
-    size_t length = 0;
-    const char *path = target->ca_path[0] ? target->ca_path : system_ca;
-    if (target->tls && ig_read_file(path, CA_MAX, &err, &ca, &length) != CM_OK)
-        return ig_usage(command, "the certificates to trust: %s", err.text);
-    enum cm_err code = ig_rpc_open(target->address, (const char *)ca, &err, ret_rpc);
+    unsigned char *ca = NULL, *cert = NULL, *key = NULL;
+    int code = IG_EXIT_OK;
+    if (target->tls)
+        code = read_pem(command, target->ca_path[0] ? target->ca_path : system_ca, &ca);
+    if (code == IG_EXIT_OK)
+        code = read_pem(command, request->cert, &cert);
+    if (code == IG_EXIT_OK)
+        code = read_pem(command, request->key, &key);
+    struct ig_rpc_credentials credentials = {
+        .ca_pem = (char *)ca, .cert_pem = (char *)cert, .key_pem = (char *)key};
+    if (code == IG_EXIT_OK && ig_rpc_open(target->address, &credentials, &err, ret_rpc) != CM_OK)
+        code = ig_complain(command, IG_EXIT_FAILURE, "%s", err.text);
     free(ca);
-    return code == CM_OK ? IG_EXIT_OK : ig_complain(command, IG_EXIT_FAILURE, "%s", err.text);
+    free(cert);
+    free(key);
+    return code;
 }
 
 /* --- the request's bytes */
@@ -447,7 +476,7 @@ static int infer(const struct ig_command *command, const struct request *request
     if (code == IG_EXIT_OK)
         code = find_target(command, request, &target);
     if (code == IG_EXIT_OK)
-        code = open_rpc(command, &target, &rpc);
+        code = open_rpc(command, request, &target, &rpc);
     if (code == IG_EXIT_OK)
         code = call(command, request, rpc, bytes, length);
     ig_rpc_close(rpc);
@@ -472,6 +501,8 @@ static int run_infer(const struct ig_command *command, int argc, char **argv)
     if (request.plaintext && !request.address)
         return ig_usage(command, "--plaintext goes with --address; a run directory says itself "
                                  "whether its cluster uses TLS");
+    if (!request.cert != !request.key)
+        return ig_usage(command, "--cert and --key go together");
     request.model = argv[optind];
     return infer(command, &request);
 }
@@ -481,6 +512,7 @@ const struct ig_command ig_command_infer = {
     .summary = "send tensors to a model and print what it answers",
     .synopsis = "MODEL --input NAME=FILE... [--output NAME=FILE]... [--count N] [--deadline MS] "
                 "[--version V] [--run-dir DIR | --address HOST:PORT [--ca FILE | --plaintext]] "
+                "[--cert FILE --key FILE] "
                 "[--json]",
     .description =
         "Calls ingot.v1.Inference/Infer over gRPC, as any client would, and prints the outputs "

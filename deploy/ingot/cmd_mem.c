@@ -17,17 +17,17 @@ static const struct ig_option options[] = {
 
 static void print_text(const Ingot__Ipc__Ledger *ledger)
 {
-    printf("%8s %4s  %-8s %-12s %-9s %14s %14s %7s %10s  %s\n", "REGION", "GEN", "KIND", "OWNER",
+    printf("%20s %4s  %-8s %-12s %-9s %14s %14s %7s %10s  %s\n", "REGION", "GEN", "KIND", "OWNER",
            "STATE", "BYTES", "RESIDENT", "READERS", "AGE", "LABEL");
     for (size_t i = 0; i < ledger->n_entries; i++) {
         const Ingot__Ipc__LedgerEntry *entry = ledger->entries[i];
-        printf("%8llu %4u  %-8s %-12s %-9s %14llu %14llu %7u %8.1f s  %s\n",
+        printf("%20llu %4u  %-8s %-12s %-9s %14llu %14llu %7u %8.1f s  %s\n",
                (unsigned long long)entry->region, entry->generation, entry->kind,
                *entry->owner ? entry->owner : "-", entry->state, (unsigned long long)entry->bytes,
                (unsigned long long)entry->resident_bytes, entry->readers,
                (double)entry->age_ms / 1e3, entry->label);
     }
-    printf("%8s %4s  %-8s %-12s %-9s %14llu %14llu\n", "total", "", "", "", "",
+    printf("%20s %4s  %-8s %-12s %-9s %14llu %14llu\n", "total", "", "", "", "",
            (unsigned long long)ledger->total_bytes,
            (unsigned long long)ledger->total_resident_bytes);
     printf("\nbudget %llu bytes; epoch %llu; %llu stale references refused; %llu leases of dead "
@@ -139,6 +139,6 @@ const struct ig_command ig_command_mem = {
         IG_EXIT_BIT(OK) | IG_EXIT_BIT(FAILURE) | IG_EXIT_BIT(USAGE) | IG_EXIT_BIT(NO_CLUSTER),
     .example =
         " $ ingot mem --json | jq '.entries | map(select(.kind == \"weights\").bytes) | add'\n"
-        " 21376",
+        " 155648",
     .run = run_mem,
 };

@@ -127,7 +127,7 @@ const struct ig_command ig_command_models = {
     .example = " $ ingot models\n"
                " digits version 1 (latest): ready on workers 0 1\n"
                "     batch   up to 32 rows\n"
-               "     weights 21376 bytes\n"
+               "     weights 155008 bytes\n"
                "     served  10 requests, 10 rows in 10 batches, 0 queued\n"
                "     input   image FP32 [-1,1,8,8]\n"
                "     output  probabilities FP32 [-1,10]",

@@ -54,7 +54,7 @@ const char *ig_rpc_status_name(int status)
     }
 }
 
-static grpc_channel *open_channel(const char *address, const char *ca_pem)
+static grpc_channel *open_channel(const char *address, const struct ig_rpc_credentials *who)
 {
     grpc_arg list[] = {
         {.type = GRPC_ARG_INTEGER,
@@ -67,9 +67,11 @@ static grpc_channel *open_channel(const char *address, const char *ca_pem)
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_RETRIES, .value.integer = 0},
     };
     grpc_channel_args args = {.num_args = CM_COUNT_OF(list), .args = list};
+    grpc_ssl_pem_key_cert_pair pair = {.private_key = who->key_pem, .cert_chain = who->cert_pem};
     grpc_channel_credentials *credentials =
-        ca_pem ? grpc_ssl_credentials_create(ca_pem, NULL, NULL, NULL)
-               : grpc_insecure_credentials_create();
+        who->ca_pem
+            ? grpc_ssl_credentials_create(who->ca_pem, who->cert_pem ? &pair : NULL, NULL, NULL)
+            : grpc_insecure_credentials_create();
     if (!credentials)
         return NULL;
     grpc_channel *channel = grpc_channel_create(address, credentials, &args);
@@ -77,18 +79,18 @@ static grpc_channel *open_channel(const char *address, const char *ca_pem)
     return channel;
 }
 
-enum cm_err ig_rpc_open(const char *address, const char *ca_pem, struct cm_error *err,
-                        struct ig_rpc **ret_rpc)
+enum cm_err ig_rpc_open(const char *address, const struct ig_rpc_credentials *credentials,
+                        struct cm_error *err, struct ig_rpc **ret_rpc)
 {
     struct ig_rpc *rpc = calloc(1, sizeof *rpc);
     if (!rpc)
         return cm_fail(err, CM_NOMEM, "no memory for a gRPC channel");
     grpc_init();
-    rpc->channel = open_channel(address, ca_pem);
+    rpc->channel = open_channel(address, credentials);
     if (!rpc->channel) {
         grpc_shutdown();
         free(rpc);
-        return cm_fail(err, CM_INVALID, "no gRPC channel to %s: are the CA certificates valid?",
+        return cm_fail(err, CM_INVALID, "no gRPC channel to %s: are the certificates valid?",
                        address);
     }
     rpc->queue = grpc_completion_queue_create_for_pluck(NULL);

@@ -11,9 +11,16 @@
 
 struct ig_rpc;
 
-/* ca_pem: the certificates to trust, or NULL for plaintext. Does not connect yet. */
-CM_MUST_CHECK enum cm_err ig_rpc_open(const char *address, const char *ca_pem, struct cm_error *err,
-                                      struct ig_rpc **ret_rpc);
+/* PEM texts; they may go after ig_rpc_open. */
+struct ig_rpc_credentials {
+    const char *ca_pem;             /* whom to trust; NULL: plaintext */
+    const char *cert_pem, *key_pem; /* who we are, for mutual TLS; both or neither */
+};
+
+/* Does not connect yet. */
+CM_MUST_CHECK enum cm_err ig_rpc_open(const char *address,
+                                      const struct ig_rpc_credentials *credentials,
+                                      struct cm_error *err, struct ig_rpc **ret_rpc);
 void ig_rpc_close(struct ig_rpc *rpc);
 
 /* The end of a call. */
