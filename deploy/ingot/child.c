@@ -226,10 +226,11 @@ static int spawn(struct ig_child *child)
         return result;
     }
     /* Programs log to standard error; what a library prints to standard output goes there too. */
-    uv_stdio_container_t stdio[3] = {
+    uv_stdio_container_t stdio[4] = {
         {.flags = UV_IGNORE},
         {.flags = UV_INHERIT_FD, .data.fd = ends[1]},
         {.flags = UV_INHERIT_FD, .data.fd = ends[1]},
+        {.flags = UV_INHERIT_FD, .data.fd = sup->family},
     };
     uv_process_options_t options = {
         .exit_cb = on_exit_status,
@@ -239,7 +240,7 @@ static int spawn(struct ig_child *child)
         /* A session of its own: Ctrl-C on the terminal is for the supervisor, which stops the
          * processes in order. */
         .flags = UV_PROCESS_DETACHED,
-        .stdio_count = 3,
+        .stdio_count = 4,
         .stdio = stdio,
     };
     result = uv_spawn(&sup->loop, &child->process, &options);

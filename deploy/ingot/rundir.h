@@ -15,6 +15,7 @@
 
 /* Files below the run directory that this program makes or reads. */
 #define IG_FILE_LOCK    "supervisor.lock"
+#define IG_FILE_FAMILY  "processes.lock"
 #define IG_FILE_CONTROL "supervisor.sock"
 #define IG_FILE_NOTIFY  "notify.sock"
 #define IG_FILE_GATEWAY "gateway.json"

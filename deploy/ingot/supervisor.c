@@ -15,6 +15,10 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+/* Longer than the gateway's drain. */
+#define FAMILY_BOUND_MS 25000u
+#define FAMILY_POLL_MS  20u
+
 /* Who is stopped when: callers first, so that nobody loses the one it still needs. The deadlines
  * add up to less than IG_STOP_BOUND_S. */
 static const struct {
@@ -158,6 +162,47 @@ void ig_start_others(struct ig_supervisor *sup)
             ig_child_start(&sup->children[i]);
 }
 
+/* Processes of a supervisor that was killed are told so by the kernel and end, the gateway after
+ * its calls. Until they are gone, sockets and ports are theirs. */
+static void on_begin(uv_timer_t *timer)
+{
+    struct ig_supervisor *sup = timer->data;
+    if (flock(sup->family, LOCK_EX | LOCK_NB) == 0) {
+        uv_timer_stop(timer);
+        ig_child_start(&sup->children[0]);
+        return;
+    }
+    if (cm_now_ns() - sup->begun_ns > FAMILY_BOUND_MS * CM_NS_PER_MS) {
+        ig_stop(
+            sup, IG_EXIT_FAILURE,
+            "processes of an earlier cluster still run in %s after %u s; %s/%s/supervisor.log has "
+            "their pids",
+            sup->options->run_dir, FAMILY_BOUND_MS / 1000, sup->options->run_dir, IG_FILE_LOG_DIR);
+        return;
+    }
+    if (uv_timer_get_repeat(timer) == 0) {
+        ig_note(sup, "waiting for the processes of an earlier cluster to end");
+        uv_timer_start(timer, on_begin, FAMILY_POLL_MS, FAMILY_POLL_MS);
+    }
+}
+
+static void begin(struct ig_supervisor *sup)
+{
+    ig_note(sup, "starting in %s", sup->options->run_dir);
+    sup->begun_ns = cm_now_ns();
+    uv_timer_start(&sup->ask_timer, on_begin, 0, 0);
+}
+
+static enum cm_err open_family(struct ig_supervisor *sup, struct cm_error *err)
+{
+    char path[PATH_MAX];
+    ig_run_path(sup->options->run_dir, IG_FILE_FAMILY, path);
+    sup->family = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (sup->family < 0)
+        return cm_fail_errno(err, errno, "the lock file %s cannot be opened", path);
+    return CM_OK;
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct ig_supervisor *sup = handle->data;
@@ -256,6 +301,8 @@ static enum cm_err set_up(struct ig_supervisor *sup, struct cm_error *err)
     if (code == CM_OK)
         code = open_log(sup, err);
     if (code == CM_OK)
+        code = open_family(sup, err);
+    if (code == CM_OK)
         code = make_environment(sup, err);
     if (code == CM_OK)
         code = ensure_certificate(sup, err);
@@ -275,11 +322,13 @@ static enum cm_err set_up(struct ig_supervisor *sup, struct cm_error *err)
 
 /* --- stop */
 
-static void release_lock(struct ig_supervisor *sup)
+static void release_locks(struct ig_supervisor *sup)
 {
     if (sup->lock >= 0)
         close(sup->lock);
-    sup->lock = -1;
+    if (sup->family >= 0)
+        close(sup->family);
+    sup->lock = sup->family = -1;
 }
 
 static void close_handle(uv_handle_t *handle, void *arg)
@@ -297,7 +346,7 @@ static void finish(struct ig_supervisor *sup)
     ig_notify_close(sup);
     unlink(ig_run_path(sup->options->run_dir, IG_FILE_GATEWAY, path));
     ig_readiness_failed(sup);
-    release_lock(sup);
+    release_locks(sup);
     ig_control_close(sup);
     uv_walk(&sup->loop, close_handle, NULL); /* timers and signals */
 }
@@ -353,7 +402,7 @@ void ig_stop(struct ig_supervisor *sup, int code, const char *format, ...)
 static void tear_down(struct ig_supervisor *sup)
 {
     ig_notify_close(sup);
-    release_lock(sup);
+    release_locks(sup);
     ig_control_close(sup);
     uv_walk(&sup->loop, close_handle, NULL);
 }
@@ -369,12 +418,11 @@ int ig_supervisor_run(const struct ig_supervisor_options *options)
     }
     sup->options = options;
     sup->since = time(NULL);
-    sup->lock = sup->notify_fd = -1;
+    sup->lock = sup->family = sup->notify_fd = -1;
     sup->waiting = true; /* failures of the set-up are told too */
     watch_signals(sup);
     if (set_up(sup, &err) == CM_OK) {
-        ig_note(sup, "starting in %s", options->run_dir);
-        ig_child_start(&sup->children[0]);
+        begin(sup);
     } else {
         sup->exit_code = err.code == CM_EXISTS ? IG_EXIT_USAGE : IG_EXIT_FAILURE;
         ig_tell(sup, 'e', "%s", err.text);

@@ -93,6 +93,8 @@ struct ig_supervisor {
     struct ig_log log; /* the supervisor's own */
 
     int lock;
+    int family; /* locked; every process inherits it, so it stays locked while one of them lives */
+    uint64_t begun_ns;
     uv_signal_t signals[3];
     uv_poll_t notify;
     int notify_fd;

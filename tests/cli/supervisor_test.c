@@ -4,10 +4,12 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define FAKES BINARY_DIR "/tests/fake"
@@ -310,10 +312,86 @@ static void death_of_the_supervisor_takes_all_along(void **state)
     pid_t gateway = tc_pid(cluster, "gateway", 0), memmgr = tc_pid(cluster, "memmgr", 0);
     pid_t supervisor = supervisor_pid(cluster);
     assert_int_equal(kill(supervisor, SIGKILL), 0);
-    tc_wait_gone(supervisor);
     tc_wait_gone(gateway);
     tc_wait_gone(memmgr);
+    tc_wait_gone(supervisor);
+    assert_nothing_left(cluster);
+}
+
+/* The next start waits for what the death of a supervisor has left. */
+static void starts_after_the_death_of_a_supervisor(void **state)
+{
+    struct tc_cluster *cluster = *state;
     tc_start(cluster, &fakes);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(kill(supervisor_pid(cluster), SIGKILL), 0);
+        tc_start(cluster, &fakes);
+        json_t *status = tc_status(cluster);
+        json_t *gateway = tc_process(status, "gateway", 0);
+        assert_int_equal(json_integer_value(json_object_get(gateway, "restarts")), 0);
+        json_decref(status);
+    }
+}
+
+/* `ingot up` with these options, not waited for; its output is the test's. */
+static pid_t spawn_up(struct tc_cluster *cluster, bool detach)
+{
+    const char *argv[] = {
+        BINARY_DIR "/bin/ingot",          "up",        "--run-dir", cluster->run_dir, "--models",
+        SOURCE_DIR "/deploy/demo/models", "--workers", "2",         "--grpc",         "127.0.0.1:0",
+        detach ? "--detach" : NULL,       NULL};
+    pid_t pid = 0;
+    setenv("INGOT_PROGRAM_DIR", FAKES, 1);
+    assert_int_equal(posix_spawn(&pid, argv[0], NULL, NULL, (char *const *)argv, environ), 0);
+    unsetenv("INGOT_PROGRAM_DIR");
+    return pid;
+}
+
+struct wanted {
+    struct tc_cluster *cluster;
+    const char *state;
+};
+
+static bool has_state(void *ctx)
+{
+    struct wanted *wanted = ctx;
+    json_t *status = tc_status(wanted->cluster);
+    bool has = strcmp(text_of(status, "state"), wanted->state) == 0;
+    json_decref(status);
+    return has;
+}
+
+static void foreground_ends_with_a_signal(void **state)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct tc_cluster *cluster = *state;
+    for (unsigned i = 0; i < 3; i++) {
+        struct wanted up = {cluster, "up"};
+        int status = 0;
+        pid_t pid = spawn_up(cluster, false);
+        tc_wait("the cluster", has_state, &up);
+        assert_int_equal(kill(pid, signals[i]), 0);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+        assert_nothing_left(cluster);
+    }
+}
+
+/* Who interrupts `ingot up --detach` before it has an answer has withdrawn it. */
+static void interrupted_start_leaves_nothing(void **state)
+{
+    struct tc_cluster *cluster = *state;
+    struct wanted starting = {cluster, "starting"};
+    int status = 0;
+    setenv("FAKE_SCHEDULER", "loading", 1);
+    pid_t pid = spawn_up(cluster, true);
+    tc_wait("the start", has_state, &starting);
+    assert_int_equal(kill(pid, SIGINT), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status));
+    tc_wait("the end of the cluster", has_no_cluster, cluster);
+    assert_nothing_left(cluster);
 }
 
 static void certificate_is_kept(void **state)
@@ -380,6 +458,9 @@ int main(void)
         T(deaf_process_is_killed),
         T(second_signal_hurries),
         T(death_of_the_supervisor_takes_all_along),
+        T(starts_after_the_death_of_a_supervisor),
+        T(foreground_ends_with_a_signal),
+        T(interrupted_start_leaves_nothing),
         T(certificate_is_kept),
         T(bad_arguments_are_refused),
     };
