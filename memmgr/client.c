@@ -326,11 +326,12 @@ static struct request *take_any_request(struct mm_client *client)
         {
             if (held->request) {
                 request = held->request;
+                held->request = NULL;
                 break;
             }
         }
     }
-    if (request && request->held)
+    if (request && request->held) /* SEAL, in the waiting list */
         request->held->request = NULL;
     return request;
 }

@@ -104,6 +104,8 @@ static enum cm_err add_unknown(struct mm_server *server, const struct mm_wire_re
     if (code != CM_OK)
         return code;
     mm_ledger_saw(ledger, back->region);
+    if (server->budget_is_default && server->restoring)
+        ledger->budget += mm_memory_resident(fd) / 2; /* as if it had been free then */
     region->id = id;
     region->writable = back->kind == MM_RESTORE_OWNER || back->kind == MM_RESTORE_WRITER;
     region->tainted = true;

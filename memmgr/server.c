@@ -202,6 +202,7 @@ static struct mm_server *new_server(const struct mm_server_options *options)
     server->lock_fd = server->listen_fd = -1;
     server->epoch = server->last_instance = realtime_ns;
     server->settled_ns = cm_now_ns();
+    server->budget_is_default = options->budget == 0;
     mm_ledger_init(&server->ledger, options->budget ? options->budget : mm_default_budget(),
                    realtime_ns);
     TAILQ_INIT(&server->conns);

@@ -103,6 +103,8 @@ struct mm_server {
     unsigned n_handles, n_jobs; /* what keeps the struct alive */
     bool closing;
     bool restoring; /* the grace time after another memmgr's death */
+    /* The budget is half of what was free at start, when clients held what they now hand back. */
+    bool budget_is_default;
     uint64_t epoch, last_instance, settled_ns;
     uint32_t next_number;
     uint8_t numbers[MM_NUMBERS / 8];

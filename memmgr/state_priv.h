@@ -1,14 +1,11 @@
 /* The states of a region and the one table of legal edges. Pure: no I/O, no memory, any thread.
  *
- *            KEEP                 lease                              weights
- *   NEW ------------> IDLE                                   NEW ---WRITE---> WRITING ---SEAL--->
- * SEALED |   GRANT         | ^                                    |                  | | | | | KEEP
- * (all said goodbye)            | SEAL (handed back after memmgr's    | v     GRANT       v | |
- * death) ------------------->   | GRANTED <--------- IDLE                                   v v v
- *    |  ^ \                                                  GONE <--- DROP ---- GONE <--- DROP ---
- * GONE |  |  `--- ORPHAN (owner left, readers remain) ---> ORPHANED --- KEEP ---> IDLE |  `------
- * ADOPT (its owner came back) -------------  | | |
- *    `--- DROP ---> GONE <--- DROP ------------------------'
+ *   lease:    NEW -GRANT-> GRANTED -KEEP-> IDLE -GRANT-> GRANTED ...
+ *             GRANTED -ORPHAN-> ORPHANED (the owner left, readers remain) -KEEP-> IDLE
+ *             ORPHANED -ADOPT-> GRANTED (the owner had only lost its connection)
+ *             NEW -KEEP-> IDLE (whoever asked is gone)
+ *   weights:  NEW -WRITE-> WRITING -SEAL-> SEALED
+ *   all:      -DROP-> GONE
  *
  *   After memmgr's own death: NEW --ADOPT--> GRANTED, NEW --AWAIT--> AWAITED (a reader handed it
  *   back before its owner), AWAITED --ADOPT--> GRANTED, AWAITED --ORPHAN--> ORPHANED, DROP. */
