@@ -30,7 +30,7 @@ K_INLINE float r_step1(const enum reduce op, float t, float x)
 }
 
 /* The tree, from four vectors of partial results. */
-K_INLINE float r_fold(const enum reduce op, const v s[4])
+K_LARGE float r_fold(const enum reduce op, const v s[4])
 {
     float t[16];
     v_store(t, r_step(op, r_step(op, s[0], s[2]), r_step(op, s[1], s[3])));
@@ -41,7 +41,7 @@ K_INLINE float r_fold(const enum reduce op, const v s[4])
 }
 
 /* The same tree for 16 positions at once. */
-K_INLINE v r_fold_lanes(const enum reduce op, v s[64])
+K_LARGE v r_fold_lanes(const enum reduce op, v s[64])
 {
     for (unsigned l = 0; l < 16; l++)
         s[l] = r_step(op, r_step(op, s[l], s[l + 32]), r_step(op, s[l + 16], s[l + 48]));
@@ -66,7 +66,7 @@ K_INLINE v r_load(const enum reduce op, const float *x, size_t n)
 }
 
 /* One row of n contiguous values. */
-K_INLINE float row_reduce(const enum reduce op, const float *x, size_t n)
+K_LARGE float row_reduce(const enum reduce op, const float *x, size_t n)
 {
     v s[4] = {r_start(op), r_start(op), r_start(op), r_start(op)};
     size_t i = 0;
@@ -83,8 +83,7 @@ K_INLINE float row_reduce(const enum reduce op, const float *x, size_t n)
 }
 
 /* 16 columns (lanes of them real) of n values at distance stride. */
-K_INLINE v column_reduce(const enum reduce op, const float *x, size_t n, size_t stride,
-                         size_t lanes)
+K_LARGE v column_reduce(const enum reduce op, const float *x, size_t n, size_t stride, size_t lanes)
 {
     v s[64];
     for (unsigned l = 0; l < 64; l++)
@@ -143,7 +142,7 @@ void K_NAME(f32_reduce_min)(const struct k_axis *a, size_t i0, size_t i1)
 /* ---- softmax ---- */
 
 /* e^(x - m) of n contiguous values to y (NULL: not kept), and their sum. */
-K_INLINE float row_exp_sum(const float *x, float *y, size_t n, float m)
+K_LARGE float row_exp_sum(const float *x, float *y, size_t n, float m)
 {
     v s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
     v max = v_set(m);
@@ -169,7 +168,7 @@ K_INLINE float row_exp_sum(const float *x, float *y, size_t n, float m)
 }
 
 /* y = x / d, or (x - m) - d. */
-K_INLINE void row_finish(const float *x, float *y, size_t n, v m, v d, const bool log)
+K_LARGE void row_finish(const float *x, float *y, size_t n, v m, v d, const bool log)
 {
     for (size_t i = 0; i < n; i += n - i < VL ? n - i : VL) {
         v t = v_loadt(x + i, n - i);
@@ -187,8 +186,8 @@ K_INLINE void softmax_row(const float *x, float *y, size_t n, const bool log)
         row_finish(y, y, n, v_zero(), v_set(sum), false);
 }
 
-K_INLINE void softmax_columns(const float *x, float *y, size_t n, size_t stride, size_t lanes,
-                              const bool log)
+K_LARGE void softmax_columns(const float *x, float *y, size_t n, size_t stride, size_t lanes,
+                             const bool log)
 {
     v m = column_reduce(MAX, x, n, stride, lanes);
     v s[64];

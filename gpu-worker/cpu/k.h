@@ -29,7 +29,14 @@
 #error "compile with K_SCALAR, K_AVX2 or K_AVX512"
 #endif
 
-#define K_INLINE    static inline __attribute__((always_inline))
+#define K_INLINE static inline __attribute__((always_inline))
+/* For larger pieces: inline on vectors, a function in the scalar version, where inlining sixteen
+ * lanes at a time costs gcc half a minute a file. */
+#if defined(K_SCALAR)
+#define K_LARGE static __attribute__((noinline, unused))
+#else
+#define K_LARGE K_INLINE
+#endif
 #define VL          16u
 #define K_UNROLL(n) K_PRAGMA(GCC unroll n)
 #define K_PRAGMA(x) _Pragma(#x)

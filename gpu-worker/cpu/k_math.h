@@ -4,8 +4,8 @@
  *
  * exp, log and tanh use the polynomials of Cephes' single-precision library; erf's two polynomials
  * are minimax fits of this project: of erf(x)/x - 1 in x*x below ERF_CUT, of log(erfc(x)) above. */
-#ifndef GPU_WORKER_CPU_K_MATH_H
-#define GPU_WORKER_CPU_K_MATH_H
+#ifndef GPU_WORKER_CPU_K_LARGE_H
+#define GPU_WORKER_CPU_K_LARGE_H
 
 /* Adding it rounds a small float to the nearest integer, which then stands in the low bits. */
 #define ROUND_MAGIC      12582912.0f
@@ -29,7 +29,7 @@ K_INLINE v v_pow2(vi i)
 
 /* e^x = 2^n e^r, r = x - n log 2 in two steps. 2^n is applied as two factors, the first exact, so
  * that denormal results are rounded once and 2^128 does not overflow too early. */
-K_INLINE v v_exp(v x)
+K_LARGE v v_exp(v x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                               4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
@@ -47,7 +47,7 @@ K_INLINE v v_exp(v x)
 }
 
 /* log x = e log 2 + log m, m in [sqrt(1/2), sqrt(2)). */
-K_INLINE v v_log(v x)
+K_LARGE v v_log(v x)
 {
     static const float c[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
                               -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
@@ -70,14 +70,14 @@ K_INLINE v v_log(v x)
 }
 
 /* 1 / (1 + e^-x), with the exponential's argument never positive. */
-K_INLINE v v_sigmoid(v x)
+K_LARGE v v_sigmoid(v x)
 {
     v e = v_exp(v_neg(v_abs(x)));
     v one = v_set(1.0f);
     return v_div(v_sel(v_lt(x, v_zero()), e, one), v_add(one, e));
 }
 
-K_INLINE v v_tanh(v x)
+K_LARGE v v_tanh(v x)
 {
     static const float c[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
                               1.33314422036e-1f, -3.33332819422e-1f};
@@ -91,7 +91,7 @@ K_INLINE v v_tanh(v x)
 }
 
 #define ERF_CUT 0.9f
-K_INLINE v v_erf(v x)
+K_LARGE v v_erf(v x)
 {
     static const float near_zero[] = {8.513104629799987e-05f, -0.0008175639429242085f,
                                       0.005203859172386673f,  -0.026860508468377946f,
