@@ -44,7 +44,7 @@ char *wk_arena_text(struct wk_arena *arena, const char *text, size_t length)
     if (!cm_size_add(length, 1, &bytes))
         return NULL;
     char *copy = wk_arena_take(arena, bytes, 1);
-    if (copy)
+    if (copy && length)
         memcpy(copy, text, length);
     return copy;
 }

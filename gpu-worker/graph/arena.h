@@ -21,7 +21,7 @@ struct wk_arena {
  * count * size overflows. A zero size still gives a distinct pointer. */
 void *wk_arena_take(struct wk_arena *arena, size_t count, size_t size);
 
-/* A terminated copy of length bytes of text; NULL when memory is out. */
+/* A terminated copy of length bytes of text (NULL is allowed for 0); NULL when memory is out. */
 char *wk_arena_text(struct wk_arena *arena, const char *text, size_t length);
 
 /* Frees everything; the arena is then empty and ready. */

@@ -178,7 +178,8 @@ static int64_t absurd_number(int64_t now)
                                       16,   255,       65536,     1 << 20,   1 << 30,  -2, -3,
                                       1024, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN};
     size_t i = below(sizeof numbers / sizeof *numbers + 2);
-    return i < sizeof numbers / sizeof *numbers ? numbers[i] : now + (int64_t)below(5) - 2;
+    return i < sizeof numbers / sizeof *numbers ? numbers[i]
+                                                : (int64_t)((uint64_t)now + below(5) - 2);
 }
 
 static void replace_text(char **text, const char *with)

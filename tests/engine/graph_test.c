@@ -358,6 +358,14 @@ static void attributes(void **state)
     kit_attr_f(m, "alpha", 1);
     kit_attr_f(m, "alpha", 2);
     refuse(m, CM_INVALID, "attribute alpha appears twice");
+    /* An empty string has no bytes at all once it is unpacked. */
+    m = kit_model(13);
+    kit_input(m, "x", CM_FP32, kit_shape(3, -1, 1, 4));
+    kit_output(m, "y", CM_FP32, kit_shape(3, -1, 1, 2));
+    kit_node(m, "MaxPool", "x", "y");
+    kit_attr_ints(m, "kernel_shape", 1, 3);
+    kit_attr_s(m, "auto_pad", "");
+    refuse(m, CM_INVALID, "auto_pad = \"\" is not one of ONNX's");
     /* A subgraph where a number belongs. */
     m = kit_model(13);
     kit_input(m, "x", CM_FP32, kit_shape(2, -1, 4));

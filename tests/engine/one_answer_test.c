@@ -41,7 +41,7 @@ static void convolutional_network(void **state)
     kit_attr_ints(m, "pads", 4, 1, 1, 1, 1);
     kit_attr_ints(m, "strides", 2, 2, 1);
     for (int i = 0; i < 4; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "n%d", i);
         kit_random(m, name, kit_shape(1, 20));
     }
