@@ -69,6 +69,7 @@ static void populate_and_grant(struct mm_conn *conn, const union mm_wire_any *bo
     struct mm_server *server = conn->server;
     struct cm_error error;
     struct mm_region *region;
+    const struct mm_region_init init = {.kind = MM_KIND_LEASE, .bytes = bytes, .fd = -1};
     char what[48];
     snprintf(what, sizeof what, "a lease of %llu bytes", (unsigned long long)body->acquire.bytes);
     struct mm_ask *ask = mm_ask_create(conn, body);
@@ -76,8 +77,7 @@ static void populate_and_grant(struct mm_conn *conn, const union mm_wire_any *bo
         return;
     enum cm_err code = mm_ledger_make_room(&server->ledger, bytes, what, &error);
     if (code == CM_OK)
-        code = mm_ledger_add(&server->ledger, MM_KIND_LEASE, 0, bytes, -1, cm_now_ns(), &error,
-                             &region);
+        code = mm_ledger_add(&server->ledger, &init, cm_now_ns(), &error, &region);
     if (code == CM_OK) {
         code = mm_job_populate(server, region, &error);
         if (code == CM_OK) {

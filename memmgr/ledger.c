@@ -144,27 +144,26 @@ void mm_ledger_evict_all(struct mm_ledger *ledger)
         evict(ledger, region);
 }
 
-enum cm_err mm_ledger_add(struct mm_ledger *ledger, enum mm_kind kind, uint64_t number,
-                          size_t bytes, int fd, uint64_t now_ns, struct cm_error *err,
-                          struct mm_region **ret_region)
+enum cm_err mm_ledger_add(struct mm_ledger *ledger, const struct mm_region_init *init,
+                          uint64_t now_ns, struct cm_error *err, struct mm_region **ret_region)
 {
     if (ledger->n_regions >= MM_REGIONS_MAX)
         return cm_fail(err, CM_FULL, "memmgr holds %u regions, its limit", MM_REGIONS_MAX);
     struct mm_region *region = calloc(1, sizeof *region);
     if (!region)
         return cm_fail(err, CM_NOMEM, "memmgr is out of memory");
-    region->number = number ? number : mm_ledger_number(ledger);
-    region->kind = kind;
+    region->number = init->number ? init->number : mm_ledger_number(ledger);
+    region->kind = init->kind;
     region->state = MM_STATE_NEW;
-    region->fd = fd;
-    region->bytes = bytes;
+    region->fd = init->fd;
+    region->bytes = init->bytes;
     region->since_ns = now_ns;
     TAILQ_INIT(&region->readers);
     TAILQ_INIT(&region->waiting);
     TAILQ_INSERT_TAIL(&ledger->all, region, in_all);
     LIST_INSERT_HEAD(&ledger->buckets[region->number % MM_LEDGER_BUCKETS], region, in_bucket);
     ledger->n_regions++;
-    mm_ledger_charge(ledger, bytes);
+    mm_ledger_charge(ledger, region->bytes);
     *ret_region = region;
     return CM_OK;
 }

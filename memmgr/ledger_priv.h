@@ -138,10 +138,18 @@ CM_MUST_CHECK enum cm_err mm_ledger_make_room(struct mm_ledger *ledger, uint64_t
 /* Forgets all that is pooled or unheld, so that descriptors come free. */
 void mm_ledger_evict_all(struct mm_ledger *ledger);
 
-/* A region in state NEW, charged. number 0: a new one. The ledger owns fd. CM_FULL, CM_NOMEM. */
-CM_MUST_CHECK enum cm_err mm_ledger_add(struct mm_ledger *ledger, enum mm_kind kind,
-                                        uint64_t number, size_t bytes, int fd, uint64_t now_ns,
-                                        struct cm_error *err, struct mm_region **ret_region);
+/* What a region begins as. number 0: a new one. fd: -1 until it is created. */
+struct mm_region_init {
+    enum mm_kind kind;
+    uint64_t number;
+    size_t bytes;
+    int fd;
+};
+
+/* A region in state NEW, charged. The ledger owns fd from here on. CM_FULL, CM_NOMEM. */
+CM_MUST_CHECK enum cm_err mm_ledger_add(struct mm_ledger *ledger, const struct mm_region_init *init,
+                                        uint64_t now_ns, struct cm_error *err,
+                                        struct mm_region **ret_region);
 
 /* The one function that changes a state; asserts that the edge is legal. GRANT counts the
  * generation up. DROP closes the descriptor, takes back the charge and frees the region. */

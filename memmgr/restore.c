@@ -14,6 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A descriptor that came back, with what the kernel says about it. */
+struct handed {
+    int fd;
+    size_t bytes;
+    struct mm_memory_id id;
+};
+
 static bool is_lease_size(uint64_t bytes)
 {
     return bytes >= MM_LEASE_MIN && bytes <= MM_LEASE_MAX && (bytes & (bytes - 1)) == 0;
@@ -33,22 +40,22 @@ static enum cm_err check_numbers(const struct mm_wire_restore *back, struct cm_e
     return CM_OK;
 }
 
-/* The memory behind fd is what kind promises. ret_bytes: of the memory. */
-static enum cm_err check_memory(const struct mm_wire_restore *back, int fd, struct cm_error *err,
-                                struct mm_memory_id *ret_id, size_t *ret_bytes)
+/* The memory behind the descriptor is what kind promises. Fills the rest of handed. */
+static enum cm_err check_memory(const struct mm_wire_restore *back, struct handed *handed,
+                                struct cm_error *err)
 {
-    size_t bytes;
-    if (!mm_memory_round(back->bytes, &bytes))
+    if (!mm_memory_round(back->bytes, &handed->bytes))
         return cm_fail(err, CM_INVALID, "no region has %llu bytes",
                        (unsigned long long)back->bytes);
     bool writable = back->kind == MM_RESTORE_OWNER || back->kind == MM_RESTORE_WRITER;
     int seals = back->kind == MM_RESTORE_WRITER   ? MM_SEALS_WRITING
                 : back->kind == MM_RESTORE_HOLDER ? MM_SEALS_SEALED
                                                   : MM_SEALS_LEASE;
-    enum cm_err code = mm_memory_check(fd, bytes, seals, writable, err, ret_id);
-    if (code == CM_OK && back->kind == MM_RESTORE_WRITER && (mm_memory_seals(fd) & F_SEAL_WRITE))
+    enum cm_err code =
+        mm_memory_check(handed->fd, handed->bytes, seals, writable, err, &handed->id);
+    if (code == CM_OK && back->kind == MM_RESTORE_WRITER &&
+        (mm_memory_seals(handed->fd) & F_SEAL_WRITE))
         code = cm_fail(err, CM_CORRUPT, "these weights are sealed already");
-    *ret_bytes = bytes;
     return code;
 }
 
@@ -87,26 +94,30 @@ static enum cm_err check_known(const struct mm_region *region, const struct mm_w
                           region->generation);
 }
 
-/* Puts a region that the ledger does not know into it, in state NEW. Takes fd only on success. */
+/* Puts a region that the ledger does not know into it, in state NEW. Takes the descriptor only on
+ * success. */
 static enum cm_err add_unknown(struct mm_server *server, const struct mm_wire_restore *back,
-                               struct mm_memory_id id, size_t bytes, int fd, struct cm_error *err,
+                               const struct handed *handed, struct cm_error *err,
                                struct mm_region **ret_region)
 {
     struct mm_ledger *ledger = &server->ledger;
     bool weights = back->kind == MM_RESTORE_WRITER || back->kind == MM_RESTORE_HOLDER;
-    if (mm_ledger_find_memory(ledger, id))
+    if (mm_ledger_find_memory(ledger, handed->id))
         return cm_fail(err, CM_CORRUPT, "this memory is another region");
     if (back->kind == MM_RESTORE_WRITER && mm_ledger_find_key(ledger, back->key))
         return cm_fail(err, CM_STALE, "someone else writes or holds these weights now");
     struct mm_region *region;
-    enum cm_err code = mm_ledger_add(ledger, weights ? MM_KIND_WEIGHTS : MM_KIND_LEASE,
-                                     back->region, bytes, fd, cm_now_ns(), err, &region);
+    const struct mm_region_init init = {.kind = weights ? MM_KIND_WEIGHTS : MM_KIND_LEASE,
+                                        .number = back->region,
+                                        .bytes = handed->bytes,
+                                        .fd = handed->fd};
+    enum cm_err code = mm_ledger_add(ledger, &init, cm_now_ns(), err, &region);
     if (code != CM_OK)
         return code;
     mm_ledger_saw(ledger, back->region);
     if (server->budget_is_default && server->restoring)
-        ledger->budget += mm_memory_resident(fd) / 2; /* as if it had been free then */
-    region->id = id;
+        ledger->budget += mm_memory_resident(handed->fd) / 2; /* as if it had been free then */
+    region->id = handed->id;
     region->writable = back->kind == MM_RESTORE_OWNER || back->kind == MM_RESTORE_WRITER;
     region->tainted = true;
     region->generation = back->generation;
@@ -167,18 +178,17 @@ static enum cm_err restore_region(struct mm_conn *conn, const struct mm_wire_res
                                   struct cm_error *err)
 {
     struct mm_server *server = conn->server;
-    struct mm_memory_id id = {0};
-    size_t bytes = 0;
+    struct handed handed = {.fd = *fd};
     bool owner = back->kind == MM_RESTORE_OWNER || back->kind == MM_RESTORE_WRITER;
     if (owner ? conn->n_owned >= MM_LEASES_MAX : conn->n_opened >= MM_OPENS_MAX)
         return cm_fail(err, CM_FULL, "this process holds too many regions");
-    enum cm_err code = check_memory(back, *fd, err, &id, &bytes);
+    enum cm_err code = check_memory(back, &handed, err);
     if (code != CM_OK)
         return code;
     struct mm_region *region = mm_ledger_find(&server->ledger, back->region);
     bool known = region != NULL;
-    code = known ? check_known(region, back, id, err)
-                 : add_unknown(server, back, id, bytes, *fd, err, &region);
+    code = known ? check_known(region, back, handed.id, err)
+                 : add_unknown(server, back, &handed, err, &region);
     if (code != CM_OK)
         return code;
     if (!known || (owner && !region->writable)) {

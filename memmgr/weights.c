@@ -50,13 +50,13 @@ static enum cm_err begin(struct mm_server *server, struct mm_ask *ask, size_t by
 {
     const struct mm_wire_weights *want = &ask->body.weights;
     struct mm_region *region;
+    const struct mm_region_init init = {.kind = MM_KIND_WEIGHTS, .bytes = bytes, .fd = -1};
     char what[MM_LABEL_BYTES + 64];
     snprintf(what, sizeof what, "weights of %s (%llu bytes)", want->label,
              (unsigned long long)want->bytes);
     enum cm_err code = mm_ledger_make_room(&server->ledger, bytes, what, err);
     if (code == CM_OK)
-        code = mm_ledger_add(&server->ledger, MM_KIND_WEIGHTS, 0, bytes, -1, cm_now_ns(), err,
-                             &region);
+        code = mm_ledger_add(&server->ledger, &init, cm_now_ns(), err, &region);
     if (code != CM_OK)
         return code;
     memcpy(region->key, want->key, sizeof region->key);

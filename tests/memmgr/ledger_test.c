@@ -63,7 +63,8 @@ static struct mm_region *add(struct mm_ledger *ledger, enum mm_kind kind, size_t
     struct mm_region *region;
     int fd;
     assert_int_equal(mm_memory_create(bytes, MM_SEALS_LEASE, &error, &fd), CM_OK);
-    assert_int_equal(mm_ledger_add(ledger, kind, 0, bytes, fd, 1, &error, &region), CM_OK);
+    const struct mm_region_init init = {.kind = kind, .bytes = bytes, .fd = fd};
+    assert_int_equal(mm_ledger_add(ledger, &init, 1, &error, &region), CM_OK);
     return region;
 }
 
@@ -204,8 +205,8 @@ static void test_out_of_memory(void **state)
     struct mm_holds conn = TAILQ_HEAD_INITIALIZER(conn);
     mm_ledger_init(&ledger, MIB, 1000);
     t_alloc_fail_at(1);
-    assert_int_equal(mm_ledger_add(&ledger, MM_KIND_LEASE, 0, 4096, -1, 1, &error, &region),
-                     CM_NOMEM);
+    const struct mm_region_init init = {.kind = MM_KIND_LEASE, .bytes = 4096, .fd = -1};
+    assert_int_equal(mm_ledger_add(&ledger, &init, 1, &error, &region), CM_NOMEM);
     assert_true(t_alloc_failed());
     assert_int_equal(ledger.charged, 0);
     region = add(&ledger, MM_KIND_LEASE, 64 * KIB);
