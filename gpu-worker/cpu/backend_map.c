@@ -52,6 +52,16 @@ static enum k_unary unary_kernel(enum wk_op op)
         return K_UNARY_sqrt;
     case WK_OP_Clip:
         return K_UNARY_clip;
+    case WK_OP_Ceil:
+        return K_UNARY_ceil;
+    case WK_OP_Floor:
+        return K_UNARY_floor;
+    case WK_OP_Gelu:
+        return K_UNARY_gelu;
+    case WK_OP_Log:
+        return K_UNARY_log;
+    case WK_OP_Reciprocal:
+        return K_UNARY_reciprocal;
     default:
         CM_ASSERT(op == WK_OP_Tanh);
         return K_UNARY_tanh;
@@ -73,6 +83,8 @@ enum cm_err cpu_prepare_unary(struct cpu_prepare *p, const struct cpu_step **ret
     if (!s)
         return CM_NOMEM;
     bool hard = p->call->node->op == WK_OP_HardSigmoid;
+    if (strcmp(wk_node_string(p->call->node, "approximate", "none"), "tanh") == 0)
+        s->fn = p->cpu->kernels->unary[K_UNARY_gelu_tanh];
     s->params.alpha = wk_node_float(p->call->node, "alpha", hard ? 0.2f : 0.01f);
     s->params.beta = wk_node_float(p->call->node, "beta", 0.5f);
     *ret_step = &s->step;
@@ -145,7 +157,7 @@ struct binary_step {
     struct cpu_step step;
     k_binary_fn *f32; /* NULL: other than FP32 */
     k_arith_fn *other;
-    size_t element;
+    size_t element, out_element; /* bytes of operands and of the result */
     struct cpu_bcast bcast;
     unsigned n_more; /* variadic: further operands, folded into the output one by one */
     const struct cpu_bcast *more;
@@ -155,6 +167,7 @@ static k_binary_fn *binary_kernel(const struct cpu_kernels *kernels, enum wk_op 
 {
     switch (op) {
     case WK_OP_Add:
+    case WK_OP_Sum:
         return kernels->binary[K_BINARY_add];
     case WK_OP_Sub:
         return kernels->binary[K_BINARY_sub];
@@ -187,20 +200,54 @@ static k_arith_fn *other_kernel(enum wk_op op, enum cm_dtype dtype)
         return k_arith_for(K_MIN, dtype);
     case WK_OP_Max:
         return k_arith_for(K_MAX, dtype);
+    case WK_OP_Equal:
+        return k_compare_for(K_EQUAL, dtype);
+    case WK_OP_Less:
+        return k_compare_for(K_LESS, dtype);
+    case WK_OP_LessOrEqual:
+        return k_compare_for(K_LESS_EQUAL, dtype);
+    case WK_OP_Greater:
+        return k_compare_for(K_GREATER, dtype);
+    case WK_OP_GreaterOrEqual:
+        return k_compare_for(K_GREATER_EQUAL, dtype);
+    case WK_OP_And:
+        return k_bool_and;
+    case WK_OP_Or:
+        return k_bool_or;
+    case WK_OP_Xor:
+        return k_bool_xor;
     default:
         return NULL;
     }
 }
 
+/* Arithmetic on FP32 has versions per instruction set; comparisons do not. */
+static bool has_versions(enum wk_op op, enum cm_dtype dtype)
+{
+    switch (op) {
+    case WK_OP_Add:
+    case WK_OP_Sum:
+    case WK_OP_Sub:
+    case WK_OP_Mul:
+    case WK_OP_Div:
+    case WK_OP_Pow:
+    case WK_OP_Min:
+    case WK_OP_Max:
+        return dtype == CM_FP32;
+    default:
+        return false;
+    }
+}
+
 bool cpu_supports_binary(enum wk_op op, enum cm_dtype dtype)
 {
-    return dtype == CM_FP32 || other_kernel(op, dtype);
+    return has_versions(op, dtype) || other_kernel(op, dtype);
 }
 
 /* One run of a broadcast walk for types that have no instruction-set versions. */
 struct other_walk {
     k_arith_fn *fn;
-    size_t element;
+    size_t element, out_element;
     const char *a, *b;
     char *y;
 };
@@ -209,7 +256,7 @@ static void other_run(void *context, const struct cpu_bcast_run *r)
 {
     const struct other_walk *w = context;
     w->fn(w->a + r->offset[0] * w->element, r->step[0], w->b + r->offset[1] * w->element,
-          r->step[1], w->y + r->out * w->element, r->n);
+          r->step[1], w->y + r->out * w->out_element, r->n);
 }
 
 static void apply_binary(const struct binary_step *s, const struct cpu_bcast *bcast, const void *a,
@@ -219,7 +266,7 @@ static void apply_binary(const struct binary_step *s, const struct cpu_bcast *bc
         cpu_bcast_f32(bcast, s->f32, a, b, y, e0, e1);
         return;
     }
-    struct other_walk walk = {s->other, s->element, a, b, y};
+    struct other_walk walk = {s->other, s->element, s->out_element, a, b, y};
     cpu_bcast_walk(bcast, e0, e1, other_run, &walk);
 }
 
@@ -243,7 +290,8 @@ static enum cm_err take_binary(struct cpu_prepare *p, double operands, struct bi
     if (!s)
         return CM_NOMEM;
     s->element = cm_dtype_size(a->dtype);
-    if (a->dtype == CM_FP32)
+    s->out_element = cm_dtype_size(out->dtype);
+    if (has_versions(p->call->node->op, a->dtype))
         s->f32 = binary_kernel(p->cpu->kernels, p->call->node->op);
     else
         s->other = other_kernel(p->call->node->op, a->dtype);
@@ -298,6 +346,70 @@ enum cm_err cpu_prepare_variadic(struct cpu_prepare *p, const struct cpu_step **
     }
     s->n_more = n - 2;
     s->more = more;
+    return CM_OK;
+}
+
+struct where_step {
+    struct cpu_step step;
+    size_t element;
+    struct cpu_bcast bcast;
+};
+
+/* One run of a three-operand walk. */
+struct where_walk {
+    size_t element;
+    const uint8_t *choice;
+    const char *a, *b;
+    char *y;
+};
+
+static void where_run(void *context, const struct cpu_bcast_run *r)
+{
+    const struct where_walk *w = context;
+    k_where(w->element, w->choice + r->offset[0], r->step[0], w->a + r->offset[1] * w->element,
+            r->step[1], w->b + r->offset[2] * w->element, r->step[2], w->y + r->out * w->element,
+            r->n);
+}
+
+static void where_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                       const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+{
+    const struct where_step *s = (const struct where_step *)step;
+    struct where_walk walk = {s->element, run->in[0], run->in[1], run->in[2], run->out[0]};
+    (void)cpu, (void)thread;
+    cpu_bcast_walk(&s->bcast, i0, i1, where_run, &walk);
+}
+
+enum cm_err cpu_prepare_where(struct cpu_prepare *p, const struct cpu_step **ret_step)
+{
+    const struct wk_fact *out = wk_call_out(p->call);
+    const struct cm_shape *shapes[3];
+    size_t count = cpu_count(&out->shape);
+    struct where_step *s = cpu_step_take(p, sizeof *s, where_body, count, MAP_UNIT, (double)count);
+    if (!s)
+        return CM_NOMEM;
+    for (unsigned k = 0; k < 3; k++)
+        shapes[k] = &wk_call_in(p->call, k)->shape;
+    s->element = cm_dtype_size(out->dtype);
+    cpu_bcast_init(&s->bcast, &out->shape, shapes, 3);
+    *ret_step = &s->step;
+    return CM_OK;
+}
+
+static void not_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                     const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+{
+    (void)cpu, (void)step, (void)thread;
+    k_bool_not((const uint8_t *)run->in[0] + i0, (uint8_t *)run->out[0] + i0, i1 - i0);
+}
+
+enum cm_err cpu_prepare_not(struct cpu_prepare *p, const struct cpu_step **ret_step)
+{
+    size_t count = cpu_count(&wk_call_out(p->call)->shape);
+    struct cpu_step *s = cpu_step_take(p, sizeof *s, not_body, count, MAP_UNIT, (double)count);
+    if (!s)
+        return CM_NOMEM;
+    *ret_step = s;
     return CM_OK;
 }
 
@@ -502,6 +614,21 @@ static void plan_gather(const struct cm_shape *x, const bool axes[CM_MAX_RANK], 
     k_copy_simplify(ret);
 }
 
+static axis_fn *reduce_kernel(const struct cpu_kernels *kernels, enum wk_op op)
+{
+    switch (op) {
+    case WK_OP_ReduceMax:
+        return kernels->f32_reduce_max;
+    case WK_OP_ReduceMin:
+        return kernels->f32_reduce_min;
+    case WK_OP_ReduceSum:
+        return kernels->f32_reduce_sum;
+    default:
+        CM_ASSERT(op == WK_OP_ReduceMean);
+        return kernels->f32_reduce_mean;
+    }
+}
+
 enum cm_err cpu_prepare_reduce(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
@@ -534,7 +661,7 @@ enum cm_err cpu_prepare_reduce(struct cpu_prepare *p, const struct cpu_step **re
         s->step.run = reduce_moved_run;
         plan_gather(x, axes, &s->gather);
     }
-    s->fn = p->cpu->kernels->f32_reduce_mean;
+    s->fn = reduce_kernel(p->cpu->kernels, p->call->node->op);
     *ret_step = &s->step;
     return CM_OK;
 }

@@ -150,6 +150,16 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Pow:
     case WK_OP_Min:
     case WK_OP_Max:
+    case WK_OP_Sum:
+    case WK_OP_And:
+    case WK_OP_Or:
+    case WK_OP_Xor:
+    case WK_OP_Equal:
+    case WK_OP_Less:
+    case WK_OP_LessOrEqual:
+    case WK_OP_Greater:
+    case WK_OP_GreaterOrEqual:
+    case WK_OP_Where:
         return rows_elementwise(j);
     case WK_OP_Gemm:
         return rows_gemm(j);
@@ -178,26 +188,35 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_AveragePool:
     case WK_OP_BatchNormalization:
     case WK_OP_Cast:
+    case WK_OP_Ceil:
     case WK_OP_Clip:
     case WK_OP_Conv:
     case WK_OP_Dropout:
     case WK_OP_Erf:
     case WK_OP_Exp:
+    case WK_OP_Floor:
+    case WK_OP_Gelu:
     case WK_OP_GlobalAveragePool:
     case WK_OP_GlobalMaxPool:
     case WK_OP_HardSigmoid:
     case WK_OP_HardSwish:
     case WK_OP_Identity:
     case WK_OP_LeakyRelu:
+    case WK_OP_Log:
     case WK_OP_MaxPool:
     case WK_OP_Neg:
+    case WK_OP_Not:
+    case WK_OP_Reciprocal:
     case WK_OP_Relu:
     case WK_OP_Sigmoid:
     case WK_OP_Sqrt:
     case WK_OP_Tanh:
         return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
     case WK_OP_Pad:
+    case WK_OP_ReduceMax:
     case WK_OP_ReduceMean:
+    case WK_OP_ReduceMin:
+    case WK_OP_ReduceSum:
     case WK_OP_Slice:
         /* An axis 0 that these touch is no longer the batch in the output's shape. */
         return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);

@@ -10,27 +10,37 @@
 static infer_fn *const rules[WK_OP_COUNT] = {
     [WK_OP_Abs] = infer_compute_unary,
     [WK_OP_Add] = infer_binary,
+    [WK_OP_And] = infer_logic,
     [WK_OP_AveragePool] = infer_pool,
     [WK_OP_BatchNormalization] = infer_batch_norm,
     [WK_OP_Cast] = infer_cast,
+    [WK_OP_Ceil] = infer_compute_unary,
     [WK_OP_Clip] = infer_clip,
     [WK_OP_Concat] = infer_concat,
     [WK_OP_ConstantOfShape] = infer_constant_of_shape,
     [WK_OP_Conv] = infer_conv,
     [WK_OP_Div] = infer_binary,
     [WK_OP_Dropout] = infer_dropout,
+    [WK_OP_Equal] = infer_compare,
     [WK_OP_Erf] = infer_compute_unary,
     [WK_OP_Exp] = infer_compute_unary,
     [WK_OP_Expand] = infer_expand,
     [WK_OP_Flatten] = infer_flatten,
+    [WK_OP_Floor] = infer_compute_unary,
     [WK_OP_Gather] = infer_gather,
+    [WK_OP_Gelu] = infer_compute_unary,
     [WK_OP_Gemm] = infer_gemm,
     [WK_OP_GlobalAveragePool] = infer_global_pool,
     [WK_OP_GlobalMaxPool] = infer_global_pool,
+    [WK_OP_Greater] = infer_compare,
+    [WK_OP_GreaterOrEqual] = infer_compare,
     [WK_OP_HardSigmoid] = infer_compute_unary,
     [WK_OP_HardSwish] = infer_compute_unary,
     [WK_OP_Identity] = infer_same,
     [WK_OP_LeakyRelu] = infer_compute_unary,
+    [WK_OP_Less] = infer_compare,
+    [WK_OP_LessOrEqual] = infer_compare,
+    [WK_OP_Log] = infer_compute_unary,
     [WK_OP_LogSoftmax] = infer_softmax,
     [WK_OP_MatMul] = infer_matmul,
     [WK_OP_Max] = infer_variadic,
@@ -38,9 +48,15 @@ static infer_fn *const rules[WK_OP_COUNT] = {
     [WK_OP_Min] = infer_variadic,
     [WK_OP_Mul] = infer_binary,
     [WK_OP_Neg] = infer_compute_unary,
+    [WK_OP_Not] = infer_logic,
+    [WK_OP_Or] = infer_logic,
     [WK_OP_Pad] = infer_pad,
     [WK_OP_Pow] = infer_binary,
+    [WK_OP_Reciprocal] = infer_compute_unary,
+    [WK_OP_ReduceMax] = infer_reduce,
     [WK_OP_ReduceMean] = infer_reduce,
+    [WK_OP_ReduceMin] = infer_reduce,
+    [WK_OP_ReduceSum] = infer_reduce,
     [WK_OP_Relu] = infer_compute_unary,
     [WK_OP_Reshape] = infer_reshape,
     [WK_OP_Shape] = infer_shape,
@@ -51,9 +67,12 @@ static infer_fn *const rules[WK_OP_COUNT] = {
     [WK_OP_Sqrt] = infer_compute_unary,
     [WK_OP_Squeeze] = infer_squeeze,
     [WK_OP_Sub] = infer_binary,
+    [WK_OP_Sum] = infer_variadic,
     [WK_OP_Tanh] = infer_compute_unary,
     [WK_OP_Transpose] = infer_transpose,
     [WK_OP_Unsqueeze] = infer_unsqueeze,
+    [WK_OP_Where] = infer_where,
+    [WK_OP_Xor] = infer_logic,
 };
 
 /* ---- what rules share ------------------------------------------------------------------------ */
@@ -186,7 +205,10 @@ bool wk_operand_is_static(const struct wk_node *node, unsigned k)
     case WK_OP_Slice:
     case WK_OP_Squeeze:
     case WK_OP_Unsqueeze:
+    case WK_OP_ReduceMax:
     case WK_OP_ReduceMean:
+    case WK_OP_ReduceMin:
+    case WK_OP_ReduceSum:
     case WK_OP_Dropout:
         return k >= 1;
     case WK_OP_Pad:

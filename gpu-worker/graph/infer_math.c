@@ -158,9 +158,48 @@ enum cm_err infer_variadic(struct infer *in)
             return shapes_differ(in, &shape, &next->shape);
     }
     enum cm_err code = infer_set(in, first->dtype, &shape);
-    if (code == CM_OK && in->node->n_in == 2)
+    if (code == CM_OK && in->node->n_in == 2 && in->node->op != WK_OP_Sum)
         code = fold_binary(in, first, infer_in(in, 1), &shape);
     return code;
+}
+
+/* Two operands of one type -> bool. */
+enum cm_err infer_compare(struct infer *in)
+{
+    const struct wk_fact *a = infer_in(in, 0), *b = infer_in(in, 1);
+    struct cm_shape shape;
+    if (a->dtype != b->dtype)
+        return wk_node_fail(in->err, CM_INVALID, in->node, "operands have types %s and %s",
+                            cm_dtype_name(a->dtype), cm_dtype_name(b->dtype));
+    if (!shape_broadcast(&a->shape, &b->shape, &shape))
+        return shapes_differ(in, &a->shape, &b->shape);
+    return infer_set(in, CM_BOOL, &shape);
+}
+
+/* One or two bools -> bool. */
+enum cm_err infer_logic(struct infer *in)
+{
+    for (unsigned k = 0; k < in->node->n_in; k++)
+        if (infer_in(in, k)->dtype != CM_BOOL)
+            return wk_node_fail(in->err, CM_INVALID, in->node, "input %u has type %s, must be BOOL",
+                                k, cm_dtype_name(infer_in(in, k)->dtype));
+    if (in->node->n_in == 1)
+        return infer_set(in, CM_BOOL, &infer_in(in, 0)->shape);
+    return infer_compare(in);
+}
+
+enum cm_err infer_where(struct infer *in)
+{
+    const struct wk_fact *choice = infer_in(in, 0), *a = infer_in(in, 1), *b = infer_in(in, 2);
+    struct cm_shape shape;
+    if (choice->dtype != CM_BOOL || a->dtype != b->dtype)
+        return wk_node_fail(in->err, CM_INVALID, in->node, "operands have types %s, %s and %s",
+                            cm_dtype_name(choice->dtype), cm_dtype_name(a->dtype),
+                            cm_dtype_name(b->dtype));
+    if (!shape_broadcast(&a->shape, &b->shape, &shape) ||
+        !shape_broadcast(&shape, &choice->shape, &shape))
+        return shapes_differ(in, &a->shape, &b->shape);
+    return infer_set(in, a->dtype, &shape);
 }
 
 /* ---- normalisation, softmax ------------------------------------------------------------------ */

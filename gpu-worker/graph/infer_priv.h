@@ -45,10 +45,12 @@ enum cm_err infer_elems(struct infer *in, unsigned k, const char *what,
 #define INFER(name) enum cm_err infer_##name(struct infer *in)
 INFER(same);
 INFER(compute_unary);
-INFER(neg);
 INFER(clip);
 INFER(binary);
 INFER(variadic);
+INFER(compare);
+INFER(logic);
+INFER(where);
 INFER(batch_norm);
 INFER(softmax);
 INFER(matmul);

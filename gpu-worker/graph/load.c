@@ -331,9 +331,9 @@ static void mark_live(const struct wk_graph *graph, bool *live, uint32_t *stack)
     }
 }
 
-/* Where each node goes: repeated passes over the file's order. An ordered file takes one pass; each
- * pass of a shuffled one places at least one node or finds the cycle. Work is bounded by following
- * consumers instead: waiting[i] counts inputs of node i that no placed node has produced. */
+/* Kahn's algorithm. waiting[i] counts the inputs of node i that no placed node has produced; edges
+ * lead from each producer to its consumers. Linear in nodes and edges, whatever the file's order.
+ */
 struct order {
     uint32_t *waiting, *first, *next_edge, *edge_node; /* adjacency: producer -> consumers */
     uint32_t *queue;

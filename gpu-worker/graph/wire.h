@@ -13,8 +13,9 @@
 
 #define WK_WIRE_MAX_DEPTH  64
 #define WK_WIRE_MAX_FIELDS 16777216u /* of all kinds */
-#define WK_WIRE_MAX_PARTS  2097152u /* messages, strings and unknown fields: each is an allocation \
-                                     */
+#define WK_WIRE_MAX_PARTS                                                   \
+    2097152u /* messages, strings and unknown fields: each is an allocation \
+              */
 
 /* CM_OK if protobuf-c may unpack the bytes as a message of this type. CM_CORRUPT for broken
  * encoding, groups, wrong wire types and singular fields that appear twice; CM_LIMIT for what goes

@@ -532,6 +532,25 @@ static void normalisation(void **state)
     }
 }
 
+static void gelus(void **state)
+{
+    (void)state;
+    for (int tanh_form = 0; tanh_form < 2; tanh_form++) {
+        struct operand ops[1] = {operand("x", kit_shape(1, 3000), false)};
+        double *want = doubles(3000);
+        for (int i = 0; i < 3000; i++) {
+            double x = ops[0].data[i] *= 4;
+            want[i] = tanh_form ? 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)))
+                                : 0.5 * x * (1 + erf(x / sqrt(2)));
+        }
+        struct kit_model *m = kit_model(20);
+        kit_node(m, "Gelu", "x", "y");
+        if (tanh_form)
+            kit_attr_s(m, "approximate", "tanh");
+        check(m, ops, 1, kit_shape(1, 3000), want, 1);
+    }
+}
+
 static void clips(void **state)
 {
     (void)state;
@@ -759,13 +778,21 @@ static void integers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(convolutions), cmocka_unit_test(pools),
-        cmocka_unit_test(matmuls),      cmocka_unit_test(gemms),
-        cmocka_unit_test(broadcasting), cmocka_unit_test(softmaxes),
-        cmocka_unit_test(means),        cmocka_unit_test(normalisation),
-        cmocka_unit_test(clips),        cmocka_unit_test(transposes),
-        cmocka_unit_test(slices),       cmocka_unit_test(concat_pad_expand),
-        cmocka_unit_test(gathers),      cmocka_unit_test(integers),
+        cmocka_unit_test(convolutions),
+        cmocka_unit_test(pools),
+        cmocka_unit_test(matmuls),
+        cmocka_unit_test(gemms),
+        cmocka_unit_test(broadcasting),
+        cmocka_unit_test(softmaxes),
+        cmocka_unit_test(means),
+        cmocka_unit_test(normalisation),
+        cmocka_unit_test(clips),
+        cmocka_unit_test(gelus),
+        cmocka_unit_test(transposes),
+        cmocka_unit_test(slices),
+        cmocka_unit_test(concat_pad_expand),
+        cmocka_unit_test(gathers),
+        cmocka_unit_test(integers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
