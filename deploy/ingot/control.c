@@ -8,6 +8,7 @@
 
 #include "common/check.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,11 +212,22 @@ enum cm_err ig_control_open(struct ig_supervisor *sup, struct cm_error *err)
     return CM_OK;
 }
 
+/* A second descriptor of the connection, closed by the kernel at our exit: a client that waits for
+ * the hang-up shall find no supervisor any more, not one that is about to end. */
+static void keep_until_exit(struct ig_control_client *client)
+{
+    uv_os_fd_t fd;
+    if (!client->closing && uv_fileno((uv_handle_t *)&client->pipe, &fd) == 0)
+        (void)fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
 void ig_control_close(struct ig_supervisor *sup)
 {
     if (sup->control_listening) /* uv unlinks what it has bound */
         uv_close((uv_handle_t *)&sup->control, NULL);
     sup->control_listening = false;
-    for (struct ig_control_client *client = sup->clients; client; client = client->next)
+    for (struct ig_control_client *client = sup->clients; client; client = client->next) {
+        keep_until_exit(client);
         close_client(client);
+    }
 }

@@ -228,8 +228,6 @@ static void pb_typed_fields_are_read(void **state)
     int64_t dims[1] = {3};
     float floats[3] = {1, -2, 3.5f};
     int32_t ints[3] = {0, 1, 1}, bytes[3] = {-128, 0, 127}, halves[3] = {0x3c00, 0xc000, 0x7c00};
-    int64_t longs[3] = {INT64_MIN, 0, INT64_MAX};
-    uint64_t unsigneds[3] = {0, 1, UINT32_MAX};
     (void)state;
 
     Onnx__TensorProto proto = ONNX__TENSOR_PROTO__INIT;
@@ -266,8 +264,21 @@ static void pb_typed_fields_are_read(void **state)
     assert_true(ig_tensor_number(&tensor, 1) == -2);
     assert_true(isinf(ig_tensor_number(&tensor, 2)));
     ig_tensor_fini(&tensor);
+}
 
-    proto.n_int32_data = 0;
+static void pb_64_bit_fields_are_read(void **state)
+{
+    struct cm_error err = {0};
+    struct ig_tensor tensor = {0};
+    int64_t dims[1] = {3};
+    int64_t longs[3] = {INT64_MIN, 0, INT64_MAX};
+    uint64_t unsigneds[3] = {0, 1, UINT32_MAX};
+    (void)state;
+
+    Onnx__TensorProto proto = ONNX__TENSOR_PROTO__INIT;
+    proto.n_dims = 1;
+    proto.dims = dims;
+    proto.has_data_type = 1;
     proto.n_int64_data = 3;
     proto.int64_data = longs;
     proto.data_type = 7;
@@ -441,6 +452,7 @@ int main(void)
         cmocka_unit_test(npy_refusals_are_clear),
         cmocka_unit_test(npy_versions_and_lengths_are_checked),
         cmocka_unit_test(pb_typed_fields_are_read),
+        cmocka_unit_test(pb_64_bit_fields_are_read),
         cmocka_unit_test(pb_refusals_are_clear),
         cmocka_unit_test(files_are_told_by_their_ending),
         cmocka_unit_test(mutated_files_break_nothing),

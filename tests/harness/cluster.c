@@ -262,9 +262,20 @@ pid_t tc_wait_ready(struct tc_cluster *cluster, const char *role, int index, pid
     return awaited.pid;
 }
 
+/* Gone, or a zombie whose parent has not looked: it runs no more. */
 static bool is_gone(void *ctx)
 {
-    return kill(*(pid_t *)ctx, 0) != 0 && errno == ESRCH;
+    pid_t pid = *(pid_t *)ctx;
+    char path[64], stat[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *in = fopen(path, "r");
+    if (!in)
+        return errno == ENOENT;
+    size_t length = fread(stat, 1, sizeof stat - 1, in);
+    fclose(in);
+    stat[length] = '\0';
+    const char *name_end = strrchr(stat, ')');
+    return length == 0 || (name_end && strncmp(name_end, ") Z", 3) == 0);
 }
 
 void tc_wait_gone(pid_t pid)
