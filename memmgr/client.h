@@ -62,8 +62,9 @@ struct mm_client_options {
      * channel to a role and index replaces an older one, whose lifeline hangs up. NULL if the
      * process takes none. */
     void (*on_channel)(void *ctx, struct cm_channel *channel);
-    /* The owner of a lease that this process has open is dead: finish with it and close it. Its
-     * memory stays valid until then. NULL if the process opens none. */
+    /* The owner of a lease that this process has open is dead, or has released it: finish with it
+     * and close it. Its memory stays valid until then. Called once for each mapping. NULL if the
+     * process opens none. */
     void (*on_revoked)(void *ctx, const struct mm_lease *lease);
     /* memmgr refuses this process for good (another live process has its role and index, or the
      * protocol versions differ): end with CM_EXIT_LOST. */
@@ -80,7 +81,10 @@ CM_MUST_CHECK enum cm_err mm_client_create(const struct mm_client_options *optio
 void mm_client_destroy(struct mm_client *client);
 
 /* error->code is CM_OK and lease is set, or lease is NULL. Errors: CM_LIMIT (over MM_LEASE_MAX or
- * memmgr's budget: error->text has the shortfall), CM_NOMEM, CM_STALE, CM_CLOSED. */
+ * memmgr's budget: error->text has the shortfall), CM_FULL (a table, or memmgr's descriptors: later
+ * it may work), CM_NOMEM, CM_STALE, CM_CORRUPT (what came is not what was asked), CM_CLOSED. The
+ * functions below return CM_FULL, CM_NOMEM or CM_CLOSED (memmgr has refused this process, or the
+ * client is being destroyed) at once if the request was not taken; fn is then not called. */
 typedef void (*mm_lease_fn)(void *ctx, const struct cm_error *error, struct mm_lease *lease);
 
 /* A new lease of at least bytes, with any contents, populated, writable. */
@@ -104,13 +108,13 @@ typedef void (*mm_weights_fn)(void *ctx, const struct cm_error *error, struct mm
 
 /* Weights by content hash. The first asker becomes the writer; later ones are answered when the
  * seal is on (or, if the writer dies, one of them becomes the writer). label is for the ledger
- * ("digits/1"). Errors: CM_LIMIT (budget), CM_INVALID (the key is known with another size),
- * CM_CLOSED. */
+ * ("digits/1"). Errors: as for leases, and CM_INVALID (the key is known with another size). */
 CM_MUST_CHECK enum cm_err mm_client_weights(struct mm_client *client, const uint8_t key[32],
                                             size_t bytes, const char *label, mm_weights_fn fn,
                                             void *ctx);
 /* The writer is done: unmaps, seals against writing, maps again read-only; fn gets the same weights
- * with writer false and a new base. */
+ * with writer false and a new base. If fn gets an error the weights are gone. On any other return
+ * than CM_OK nothing has changed. */
 CM_MUST_CHECK enum cm_err mm_client_weights_seal(struct mm_client *client,
                                                  struct mm_weights *weights, mm_weights_fn fn,
                                                  void *ctx);
