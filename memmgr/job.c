@@ -1,4 +1,4 @@
-/* Slow kernel work away from the loop: populating a region, making a channel.
+/* Slow kernel work away from the loop: populating a region, freeing one, making a channel.
  *
  * work_* run on a uv worker thread and touch only their struct mm_job; done_* run on the loop. A
  * region with a job stays NEW, so nothing else can drop it meanwhile. */
@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 #include <unistd.h>
+
+#define CLOSE_INLINE_MAX (1024u * 1024u)
 
 struct mm_job {
     uv_work_t work;
@@ -107,4 +109,34 @@ enum cm_err mm_job_channel(struct mm_server *server, struct mm_want *want)
     want->making = true;
     server->n_jobs++;
     return CM_OK;
+}
+
+static void work_close(uv_work_t *work)
+{
+    struct mm_job *job = cm_container_of(work, struct mm_job, work);
+    close(job->fd);
+}
+
+static void done_close(uv_work_t *work, int status)
+{
+    struct mm_job *job = cm_container_of(work, struct mm_job, work);
+    struct mm_server *server = job->server;
+    CM_ASSERT(status == 0); /* nobody cancels */
+    free(job);
+    server->n_jobs--;
+    mm_server_unref(server);
+}
+
+void mm_job_close(void *ctx, int fd, size_t bytes)
+{
+    struct mm_server *server = ctx;
+    struct mm_job *job = bytes > CLOSE_INLINE_MAX ? calloc(1, sizeof *job) : NULL;
+    if (!job) {
+        close(fd);
+        return;
+    }
+    job->server = server;
+    job->fd = fd;
+    CM_ASSERT(uv_queue_work(server->loop, &job->work, work_close, done_close) == 0);
+    server->n_jobs++;
 }

@@ -19,6 +19,7 @@ void mm_ledger_init(struct mm_ledger *ledger, uint64_t budget, uint64_t realtime
 void mm_ledger_fini(struct mm_ledger *ledger)
 {
     struct mm_region *region, *next;
+    ledger->close_memory = NULL; /* nothing may outlive this call */
     MM_FOREACH_SAFE(region, next, &ledger->all, in_all)
     {
         CM_ASSERT(!region->owner && region->n_readers == 0);
@@ -173,7 +174,9 @@ static void forget(struct mm_ledger *ledger, struct mm_region *region)
     CM_ASSERT(!region->owner && region->n_readers == 0 && TAILQ_EMPTY(&region->waiting));
     if (region->orphaned)
         ledger->counters.orphans_reclaimed++;
-    if (region->fd >= 0)
+    if (region->fd >= 0 && ledger->close_memory)
+        ledger->close_memory(ledger->close_ctx, region->fd, region->bytes);
+    else if (region->fd >= 0)
         close(region->fd);
     TAILQ_REMOVE(&ledger->all, region, in_all);
     LIST_REMOVE(region, in_bucket);

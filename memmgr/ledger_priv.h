@@ -113,6 +113,10 @@ struct mm_ledger {
     struct mm_regions all; /* oldest first */
     LIST_HEAD(, mm_region) buckets[MM_LEDGER_BUCKETS];
     struct mm_counters counters;
+    /* Closes a region's descriptor; NULL: at once. Whoever closes the last one waits until the
+     * kernel has freed the pages: half a second for 1 GiB. */
+    void (*close_memory)(void *ctx, int fd, size_t bytes);
+    void *close_ctx;
 };
 
 void mm_ledger_init(struct mm_ledger *ledger, uint64_t budget, uint64_t realtime_ns);

@@ -205,6 +205,8 @@ static struct mm_server *new_server(const struct mm_server_options *options)
     server->budget_is_default = options->budget == 0;
     mm_ledger_init(&server->ledger, options->budget ? options->budget : mm_default_budget(),
                    realtime_ns);
+    server->ledger.close_memory = mm_job_close;
+    server->ledger.close_ctx = server;
     TAILQ_INIT(&server->conns);
     TAILQ_INIT(&server->parked);
     TAILQ_INIT(&server->wants);

@@ -160,6 +160,9 @@ CM_MUST_CHECK enum cm_err mm_job_populate(struct mm_server *server, struct mm_re
 /* Makes a channel's descriptors; then mm_link_ready. */
 CM_MUST_CHECK enum cm_err mm_job_channel(struct mm_server *server, struct mm_want *want);
 
+/* Closes a region's descriptor where nobody waits for it. ctx: the server. */
+void mm_job_close(void *ctx, int fd, size_t bytes);
+
 /* --- leases.c --- */
 void mm_lease_acquire(struct mm_conn *conn, const union mm_wire_any *body);
 void mm_lease_release(struct mm_conn *conn, const union mm_wire_any *body);

@@ -125,6 +125,30 @@ static void test_lease_limit(void **state)
     assert_non_null(strstr(agent_wait(agent, "error"), "FULL"));
 }
 
+/* Populating 256 MiB takes a tenth of a second and more; memmgr has time for others meanwhile: many
+ * round trips of another process fit in. */
+static void test_loop_does_not_stall(void **state)
+{
+    struct node *node = *state;
+    node_start(node);
+    struct agent *large = agent_start(node, "worker", 0);
+    struct agent *small = agent_start(node, "gateway", 0);
+    agent_say(large, "acquire %llu", 256 * MIB);
+    unsigned trips = 0;
+    struct ledger ledger;
+    LEDGER_UNTIL(small, ledger, ledger.entries == 1);
+    do {
+        struct lease lease = agent_acquire(small, 1);
+        agent_say(small, "release %u", lease.slot);
+        ledger = agent_ledger(small);
+        trips++;
+    } while (ledger.fresh == 1);
+    assert_true(trips > 16);
+    agent_lease(large);
+    agent_kill(node, large); /* memmgr has the last descriptor now */
+    LEDGER_UNTIL(small, ledger, ledger.held == 0);
+}
+
 /* --- Death --- */
 
 static void test_owner_dies(void **state)
@@ -246,6 +270,7 @@ int main(void)
         LEASE_TEST(test_limits),
         LEASE_TEST(test_many_and_large),
         LEASE_TEST(test_lease_limit),
+        LEASE_TEST(test_loop_does_not_stall),
         LEASE_TEST(test_owner_dies),
         LEASE_TEST(test_owner_releases_under_reader),
         LEASE_TEST(test_reader_dies),
