@@ -7,6 +7,8 @@
 #include "gpu-worker/cpu/kernels.h"
 #include "gpu-worker/cpu/window.h"
 
+#include "gpu-worker/cpu/epilogue.h"
+
 /* ---- im2col ---- */
 
 /* The 16 neighbouring output pixels of one vector: where their tap (0, 0) lies. All other taps lie
@@ -111,6 +113,10 @@ static void conv_packed(const struct k_conv *c, struct k_gemm g, const float *im
     const size_t pixels = g.n, k_all = g.k;
     const float *weight = g.a;
     float *y = g.c;
+    struct k_epilogue last;
+    if (g.epilogue)
+        last = epilogue_at(g.epilogue, p0 * K_PANEL, 0);
+    const bool fused = g.epilogue != NULL;
     size_t k0 = 0;
     do {
         size_t k1 = k_all - k0 < GEMM_KC ? k_all : k0 + GEMM_KC;
@@ -126,6 +132,7 @@ static void conv_packed(const struct k_conv *c, struct k_gemm g, const float *im
         g.a = weight + k0;
         g.b = workspace;
         g.c = y + first;
+        g.epilogue = fused && k1 == k_all ? &last : NULL;
         if (k0 > 0) { /* the chain goes on from what is parked in y */
             g.init = g.c;
             g.init_rs = g.ldc;
@@ -155,6 +162,11 @@ void K_NAME(f32_conv)(const struct k_conv *c, size_t i0, size_t i1, float *works
         if (c->bias) {
             g.init = c->bias + group * c->oc;
             g.init_rs = 1;
+        }
+        struct k_epilogue part;
+        if (c->epilogue) {
+            part = epilogue_at(c->epilogue, at * c->oc * pixels, group * c->oc);
+            g.epilogue = &part;
         }
         if (plain) {
             g.b = image;
@@ -269,6 +281,8 @@ void K_NAME(f32_dwconv)(const struct k_conv *c, size_t i0, size_t i1, float *wor
             window_fill(w, &l, c->x + i * w->h * w->w, y0, y1, 0.0f, band);
             float *out = c->y + (i * w->oh + y0) * w->ow;
             (is3 ? dw_band_3x3 : is5 ? dw_band_5x5 : dw_band_any)(&d, band, out, y1 - y0);
+            if (c->epilogue)
+                epilogue_run(c->epilogue, out, (size_t)(out - c->y), channel, (y1 - y0) * w->ow);
         }
     }
 }

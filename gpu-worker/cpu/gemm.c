@@ -9,6 +9,8 @@
 #include "gpu-worker/cpu/k.h"
 #include "gpu-worker/cpu/kernels.h"
 
+#include "gpu-worker/cpu/epilogue.h"
+
 /* Accumulators plus a column of B plus one broadcast fit the register file: 8x48 is 24 + 3 + 1 of
  * 32 zmm, 6x16 is 12 + 2 + 1 of 16 ymm. */
 #if defined(K_AVX512)
@@ -173,6 +175,8 @@ void K_NAME(f32_gemm)(const struct k_gemm *g, size_t m0, size_t m1, size_t p0, s
                 panel_run(t, rows, cols, packed);
                 kb += t.k;
             } while (kb < g->k);
+            for (size_t i = mb; g->epilogue && i < mb + rows; i++)
+                epilogue_run(g->epilogue, g->c + i * g->ldc + j, i * g->ldc + j, i, cols);
         }
     }
 }

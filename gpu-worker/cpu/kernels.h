@@ -28,6 +28,36 @@
 #define K_PANEL 48
 #define K_LANES 16
 
+/* ---- Epilogue: what follows a GEMM or a convolution --------------------------------------------
+ *
+ * Stages that run on a piece of the output as soon as it is complete, while it is in cache. Each
+ * stage is the element-wise kernel of the table with the same bits, so a fused chain equals the
+ * unfused one. A zeroed epilogue, or NULL, does nothing.
+ *   K_STAGE_UNARY        y = op(y, params), op an enum k_unary
+ *   K_STAGE_BINARY       y = op(y, operand), op an enum k_binary, operand of y's shape and strides
+ *                        (a residual); not y itself
+ *   K_STAGE_SCALE_SHIFT  y = fma(y, scale[row], shift[row]); row is the row of C, and the channel
+ * of a convolution */
+struct k_unary_params {
+    float alpha, beta;
+};
+
+enum k_stage_kind { K_STAGE_UNARY, K_STAGE_BINARY, K_STAGE_SCALE_SHIFT };
+
+struct k_stage {
+    enum k_stage_kind kind;
+    int op;
+    struct k_unary_params params;
+    const float *operand, *scale, *shift;
+};
+
+#define K_MAX_STAGES 4
+
+struct k_epilogue {
+    unsigned n_stages;
+    struct k_stage stages[K_MAX_STAGES];
+};
+
 /* ---- GEMM: C[m,n] = init[m,n] + A[m,k] * B[k,n] ------------------------------------------------
  *
  * C[i,j] is one chain: t = init[i,j]; for kk = 0..k-1: t = fma(A[i,kk], B[kk,j], t).
@@ -51,6 +81,7 @@ struct k_gemm {
     size_t init_rs, init_cs;
     float *c; /* [m][n], row stride ldc */
     size_t ldc;
+    const struct k_epilogue *epilogue; /* or NULL */
 };
 
 static inline size_t k_panels(size_t n)
@@ -99,6 +130,7 @@ struct k_conv {
     size_t batch, groups, ic, oc;
     const float *x, *weight, *bias;
     float *y;
+    const struct k_epilogue *epilogue; /* or NULL */
 };
 
 size_t k_conv_items(const struct k_conv *c);
@@ -158,17 +190,16 @@ void k_f32_bn_fold(const float *gamma, const float *beta, const float *mean, con
  * y[i] = f(x[i]), i < n. In place allowed. NaN gives NaN.
  *   relu          0 > x ? 0 : x  (so -0 stays -0)
  *   leaky_relu    x < 0 ? x * alpha : x
- *   clip          t = alpha > x ? alpha : x; beta < t ? beta : t  (min alpha, max beta; use -inf
- * and +inf for absent bounds) hard_sigmoid  clip(fma-free alpha * x + beta, 0, 1): one product, one
- * sum hard_swish    ONNX: x * clip(x * (1/6) + 0.5, 0, 1), (1/6) rounded to float, one product, one
- * sum (graphs that spell it Add, Clip, Mul, Div run those operators instead) sigmoid tanh exp log
- * erf   own polynomials, see README.md for the largest error sqrt abs neg floor ceil    exact as
- * IEEE; reciprocal is 1 / x gelu          (x * (1 + erf(x / 1.41421354f))) * 0.5f, the order of
- * exported graphs gelu_tanh     (x * (1 + tanh(0.797884583f * (x + 0.044715f * ((x * x) * x))))) *
- * 0.5f alpha and beta are read only where named; params may be NULL elsewhere. */
-struct k_unary_params {
-    float alpha, beta;
-};
+ *   clip          t = alpha > x ? alpha : x; beta < t ? beta : t; alpha is the minimum, beta the
+ *                 maximum, -inf and +inf where a bound is absent
+ *   hard_sigmoid  clip(alpha * x + beta, 0, 1): one product, one sum, not fused
+ *   hard_swish    as ONNX: x * hard_sigmoid(x) with alpha (float)(1/6) and beta 0.5
+ *                 (graphs that spell it Add, Clip, Mul, Div run those operators instead)
+ *   sigmoid, tanh, exp, log, erf   own polynomials; README.md has the largest errors
+ *   sqrt, abs, neg, floor, ceil    exact as IEEE; reciprocal is 1 / x
+ *   gelu          (x * (1 + erf(x / 1.41421354f))) * 0.5f, the order of exported graphs
+ *   gelu_tanh     (x * (1 + tanh(0.797884583f * (x + 0.044715f * ((x * x) * x))))) * 0.5f
+ * alpha and beta are read only where named; params may be NULL elsewhere. */
 typedef void k_unary_fn(const float *x, float *y, size_t n, const struct k_unary_params *params);
 
 enum k_unary {

@@ -315,13 +315,97 @@ static void test_bn_fold(void **state)
     }
 }
 
+/* ---- epilogues: a fused chain equals the operators one after the other ---- */
+
+#define FUSED_MAX 300000
+
+struct fused {
+    const struct cpu_kernels *k;
+    struct k_epilogue e;
+    float residual[FUSED_MAX], scale[512], shift[512];
+    float plain[FUSED_MAX], y[FUSED_MAX];
+    size_t cases;
+};
+
+/* The stages as operators of their own over the whole output of rows x columns (by channel). */
+static void run_stages(const struct fused *f, float *y, size_t batch, size_t rows, size_t columns)
+{
+    size_t n = batch * rows * columns;
+    for (unsigned i = 0; i < f->e.n_stages; i++) {
+        const struct k_stage *s = &f->e.stages[i];
+        struct k_scale_shift c = {rows, columns, y, s->scale, s->shift, y};
+        if (s->kind == K_STAGE_UNARY)
+            f->k->unary[s->op](y, y, n, &s->params);
+        else if (s->kind == K_STAGE_BINARY)
+            f->k->binary[s->op](y, 1, s->operand, 1, y, n);
+        else
+            f->k->f32_scale_shift(&c, 0, batch * rows);
+    }
+}
+
+static void fused_case(void *context, const struct kc *original)
+{
+    struct fused *f = context;
+    struct kc c = *original;
+    size_t batch = 1, rows = 0;
+    if (c.family == KC_GEMM && c.u.gemm.ldc == c.u.gemm.n) {
+        rows = c.u.gemm.m;
+        c.u.gemm.epilogue = &f->e;
+    } else if (c.family == KC_CONV || c.family == KC_DWCONV) {
+        batch = c.u.conv.batch;
+        rows = c.u.conv.groups * c.u.conv.oc;
+        c.u.conv.epilogue = &f->e;
+    }
+    if (rows == 0 || c.out == 0)
+        return;
+    assert_true(c.out <= FUSED_MAX && rows <= CM_COUNT_OF(f->scale));
+    float *in[3], *work = aligned_alloc(64, kc_workspace(&c) * sizeof(float) / 64 * 64 + 64);
+    for (unsigned i = 0; i < 3; i++) {
+        in[i] = malloc((c.in[i] + 1) * sizeof(float));
+        kc_fill(f->cases % 2 ? KC_NORMAL : KC_SPECIAL, i + f->cases, in[i], c.in[i]);
+    }
+    kc_run(original, f->k, (const float *const *)in, f->plain, work, 1);
+    run_stages(f, f->plain, batch, rows, c.out / batch / rows);
+    kc_run(&c, f->k, (const float *const *)in, f->y, work, 3);
+    kc_canonical(f->plain, c.out);
+    kc_canonical(f->y, c.out);
+    compare_bits(&c, "the fused chain", "", f->y, f->plain);
+    for (unsigned i = 0; i < 3; i++)
+        free(in[i]);
+    free(work);
+    f->cases++;
+}
+
+static void test_epilogue(void **state)
+{
+    (void)state;
+    static struct fused f;
+    kc_fill(KC_NORMAL, 11, f.residual, FUSED_MAX);
+    kc_fill(KC_NORMAL, 12, f.scale, CM_COUNT_OF(f.scale));
+    kc_fill(KC_NORMAL, 13, f.shift, CM_COUNT_OF(f.shift));
+    f.e.n_stages = 4;
+    f.e.stages[0] =
+        (struct k_stage){.kind = K_STAGE_SCALE_SHIFT, .scale = f.scale, .shift = f.shift};
+    f.e.stages[1] = (struct k_stage){.kind = K_STAGE_UNARY, .op = K_UNARY_hard_swish};
+    f.e.stages[2] =
+        (struct k_stage){.kind = K_STAGE_BINARY, .op = K_BINARY_add, .operand = f.residual};
+    f.e.stages[3] =
+        (struct k_stage){.kind = K_STAGE_UNARY, .op = K_UNARY_clip, .params = {-1.0f, 6.0f}};
+    for (unsigned isa = 0; isa <= WK_ISA_AVX512; isa++) {
+        if (!(cpu_isa_mask() & 1u << isa))
+            continue;
+        f.k = cpu_kernels_for((enum wk_isa)isa);
+        kc_each(isa == 0, fused_case, &f);
+    }
+    printf("%zu fused cases\n", f.cases);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_case),
-        cmocka_unit_test(test_position_independence),
-        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_bn_fold),
+        cmocka_unit_test(test_every_case), cmocka_unit_test(test_position_independence),
+        cmocka_unit_test(test_pack),       cmocka_unit_test(test_bn_fold),
+        cmocka_unit_test(test_epilogue),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }
