@@ -455,8 +455,10 @@ static void finish(struct gw *gw)
         uv_close((uv_handle_t *)timers[i], NULL);
 }
 
-/* No peer can hold us: shutdown_and_notify waits up to 20 s for each that does not answer, so after
- * our own calls have ended, or the drain's time is up, all is cancelled. */
+/* While calls are open, new ones are refused with UNAVAILABLE, which clients retry. Core is only
+ * told when none is open or the drain's time is up: once it shuts down it would reset what still
+ * arrives, which clients take for a cancellation, and it would wait up to 20 s for each peer that
+ * does not answer. So shutdown and cancel come together, last. */
 static void on_drain_timer(uv_timer_t *timer)
 {
     struct gw *gw = timer->data;
@@ -464,10 +466,10 @@ static void on_drain_timer(uv_timer_t *timer)
     if (atomic_load(&gw->in_flight) > 0)
         gw->idle_since_ns = now;
     bool idle = now - gw->idle_since_ns > DRAIN_LINGER_NS;
-    if (!gw->cancelled_all && (idle || now >= gw->drain_until_ns)) {
-        gw->cancelled_all = true;
-        gw_server_cancel_all(gw);
-    }
+    if (!idle && now < gw->drain_until_ns)
+        return;
+    uv_timer_stop(timer);
+    gw_server_shut_down(gw);
 }
 
 static void begin_stop(struct gw *gw)
@@ -485,7 +487,6 @@ static void begin_stop(struct gw *gw)
     struct cm_error error;
     cm_fail(&error, CM_UNAVAILABLE, "the server is going away");
     gw_infer_unpark(gw, &error);
-    gw_server_begin_shutdown(gw);
     uv_timer_start(&gw->drain_timer, on_drain_timer, 0, 10);
 }
 

@@ -263,7 +263,7 @@ struct gw {
     atomic_uint n_parked;
     size_t expected_bytes; /* of the lease that is on its way */
     bool hello_pending;
-    bool attached, was_settled, announced, stopping, cancelled_all, finished;
+    bool attached, was_settled, announced, stopping, finished;
     uint64_t instance; /* ours, from memmgr */
     uint64_t link_lost_ns, heartbeat_ns, lease_retry_ns, drain_until_ns, idle_since_ns;
     int exit_code;
@@ -324,9 +324,9 @@ CM_MUST_CHECK enum cm_err gw_server_start(struct gw *gw, struct cm_error *err);
 /* Posts request_call's that are missing. Any thread. */
 void gw_server_rearm(struct gw *gw);
 void gw_server_arm(struct gw *gw, struct gw_method *method);
-/* Loop thread, in this order: begin, cancel (perhaps), stop once gw.shut_down is set. */
-void gw_server_begin_shutdown(struct gw *gw);
-void gw_server_cancel_all(struct gw *gw);
+/* Closes all connections; gw.shut_down is set, and the loop kicked, once they are gone. Then stop
+ * ends the queue thread. Loop thread. */
+void gw_server_shut_down(struct gw *gw);
 void gw_server_stop(struct gw *gw);
 
 /* infer.c: from a call's bytes to SUBMIT, and its ends that are not a REPLY. */

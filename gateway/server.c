@@ -454,13 +454,9 @@ enum cm_err gw_server_start(struct gw *gw, struct cm_error *err)
     return CM_OK;
 }
 
-void gw_server_begin_shutdown(struct gw *gw)
+void gw_server_shut_down(struct gw *gw)
 {
     grpc_server_shutdown_and_notify(gw->server, gw->queue, &gw->shutdown_tag);
-}
-
-void gw_server_cancel_all(struct gw *gw)
-{
     grpc_server_cancel_all_calls(gw->server);
 }
 
