@@ -527,6 +527,98 @@ static void test_too_many_requests(void **state)
     assert_well(node, fds);
 }
 
+/* Right in form, random in content: small numbers so that they often meet something real. */
+static void random_body(uint64_t *seed, union mm_wire_any *ret_body)
+{
+    static const enum mm_wire_type types[] = {
+        MM_WIRE_ACQUIRE,       MM_WIRE_RELEASE,      MM_WIRE_OPEN,
+        MM_WIRE_CLOSE,         MM_WIRE_WEIGHTS,      MM_WIRE_SEAL,
+        MM_WIRE_WEIGHTS_CLOSE, MM_WIRE_WANT_CHANNEL, MM_WIRE_RESTORE};
+    mm_wire_init(ret_body, types[t_random(seed) % 9], (uint32_t)t_random(seed));
+    unsigned char *bytes = (unsigned char *)ret_body;
+    for (size_t i = sizeof ret_body->header; i < ret_body->header.length; i++)
+        bytes[i] = t_random(seed) % 4 ? 0 : (unsigned char)t_random(seed);
+    if (ret_body->header.type == MM_WIRE_ACQUIRE)
+        ret_body->acquire.bytes %= 300 * KIB;
+    if (ret_body->header.type == MM_WIRE_WEIGHTS)
+        ret_body->weights.bytes %= 300 * KIB;
+    if (ret_body->header.type == MM_WIRE_WANT_CHANNEL && t_random(seed) % 16) {
+        ret_body->want.role = CM_ROLE_SCHEDULER + t_random(seed) % 3;
+    } else if (ret_body->header.type == MM_WIRE_RESTORE && t_random(seed) % 2) {
+        ret_body->restore.kind = 1 + t_random(seed) % 5;
+        ret_body->restore.region = 1 + t_random(seed) % 8;
+        ret_body->restore.bytes = 64 * KIB;
+        ret_body->restore.generation = 1;
+        ret_body->restore.peer_role = CM_ROLE_SCHEDULER;
+        ret_body->restore.label[MM_LABEL_BYTES - 1] = 0;
+    } else if (ret_body->header.type != MM_WIRE_WEIGHTS && t_random(seed) % 2) {
+        ret_body->region.region = 1 + t_random(seed) % 8;
+        ret_body->region.generation = 1;
+    }
+}
+
+/* Until memmgr has seen to all that was sent, or has thrown the peer out. */
+static void drain(int peer)
+{
+    union mm_wire_any body;
+    struct mm_packet packet;
+    bool last = false;
+    mm_wire_init(&body, MM_WIRE_ACQUIRE, 0xfedcba98); /* of 0 bytes: answered at once */
+    enum cm_err code = mm_wire_send(peer, &body, NULL);
+    while (code == CM_OK && !last && (code = raw_recv(peer, &packet)) == CM_OK) {
+        last = packet.body.header.sequence == body.header.sequence;
+        mm_packet_close(&packet);
+    }
+    close(peer);
+}
+
+static void test_random_requests(void **state)
+{
+    struct node *node = *state;
+    node->budget = "64M";
+    start_with_witness(node);
+    unsigned fds = node_fds(node);
+    uint64_t seed = 7;
+    int memory[4];
+    memory[0] = new_memory(64 * KIB, MM_SEALS_LEASE);
+    memory[1] = readonly(memory[0]);
+    int sealed = new_memory(64 * KIB, MM_SEALS_SEALED);
+    memory[2] = readonly(sealed);
+    memory[3] = new_memory(64 * KIB, MM_SEALS_WRITING);
+    for (int round = 0; round < 60; round++) {
+        int peers[3];
+        for (uint32_t i = 0; i < 3; i++)
+            peers[i] = raw_attach(node, CM_ROLE_WORKER, i);
+        for (int step = 0; step < 150; step++) {
+            union mm_wire_any body;
+            struct mm_packet packet;
+            struct cm_error error;
+            uint32_t which = t_random(&seed) % 3;
+            random_body(&seed, &body);
+            enum cm_err code = mm_wire_send(peers[which], &body, &memory[t_random(&seed) % 4]);
+            while (code == CM_OK && (code = mm_wire_recv(peers[which], &packet, &error)) == CM_OK)
+                mm_packet_close(&packet);
+            if (code != CM_AGAIN) { /* thrown out, for a channel to nobody */
+                close(peers[which]);
+                peers[which] = raw_attach(node, CM_ROLE_WORKER, which);
+            }
+        }
+        for (int i = 0; i < 3; i++)
+            drain(peers[i]);
+    }
+    struct ledger ledger;
+    LEDGER_UNTIL(witness, ledger, agent_counter(witness, "processes") == 1 && ledger.fresh == 0);
+    assert_int_equal(ledger.granted + ledger.orphaned + ledger.writing + ledger.channels, 0);
+    assert_int_equal(node_fds(node), fds + ledger.idle + ledger.sealed);
+    assert_true(agent_counter(witness, "leases_granted") > 20);
+    assert_true(agent_counter(witness, "restored") > 20);
+    assert_true(agent_counter(witness, "stale_refused") > 100);
+    agent_acquire(witness, 1);
+    for (int i = 0; i < 4; i++)
+        close(memory[i]);
+    close(sealed);
+}
+
 /* --- Few descriptors --- */
 
 static void test_out_of_descriptors(void **state)
@@ -642,6 +734,7 @@ int main(void)
         HOSTILE_TEST(test_writer_that_keeps_its_mapping),
         HOSTILE_TEST(test_deaf_peer),
         HOSTILE_TEST(test_too_many_requests),
+        HOSTILE_TEST(test_random_requests),
         HOSTILE_TEST(test_out_of_descriptors),
         HOSTILE_TEST(test_leases_use_up_descriptors),
         HOSTILE_TEST(test_directory),
