@@ -36,6 +36,19 @@ static bool rest_is_free(const struct judge *j, unsigned from)
     return true;
 }
 
+/* The shape operand k may name the batch, but has no dimension that grows with it in another way:
+ * then one row's shape would change with the batch. */
+static bool names_batch_only(const struct judge *j, unsigned k)
+{
+    const struct wk_fact *shape = input(j, k);
+    if (!shape || shape->rows == WK_ROWS_FREE)
+        return true;
+    for (uint32_t i = 0; i < shape->n_elems; i++)
+        if (shape->elems[i].kind == WK_ELEM_MIXED)
+            return false;
+    return shape->rows == WK_ROWS_SIZE;
+}
+
 static bool leads_with_batch(const struct cm_shape *shape)
 {
     return shape->rank > 0 && shape->dims[0] == WK_DIM_BATCH;
@@ -131,7 +144,7 @@ static bool rows_transpose(const struct judge *j)
 static bool rows_expand(const struct judge *j)
 {
     const struct wk_fact *x = input(j, 0);
-    if (rows_of(j, 1) != WK_ROWS_FREE && rows_of(j, 1) != WK_ROWS_SIZE)
+    if (!names_batch_only(j, 1))
         return false;
     if (x->rows == WK_ROWS_ROWS)
         return x->shape.rank == j->out->shape.rank;
@@ -177,13 +190,13 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Expand:
         return rows_expand(j);
     case WK_OP_ConstantOfShape:
-        return true; /* every row is the same constant */
+        return names_batch_only(j, 0); /* every row is the same constant */
     case WK_OP_Reshape:
     case WK_OP_Flatten:
     case WK_OP_Squeeze:
     case WK_OP_Unsqueeze:
         /* Bytes keep their order, so equal first dimensions mean equal rows. */
-        return rows_of(j, 0) == WK_ROWS_ROWS;
+        return rows_of(j, 0) == WK_ROWS_ROWS && names_batch_only(j, 1);
     case WK_OP_Abs:
     case WK_OP_AveragePool:
     case WK_OP_BatchNormalization:
@@ -211,14 +224,13 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Sigmoid:
     case WK_OP_Sqrt:
     case WK_OP_Tanh:
-        return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
+    /* An axis 0 that the following touch is no longer the batch in the output's shape. */
     case WK_OP_Pad:
     case WK_OP_ReduceMax:
     case WK_OP_ReduceMean:
     case WK_OP_ReduceMin:
     case WK_OP_ReduceSum:
     case WK_OP_Slice:
-        /* An axis 0 that these touch is no longer the batch in the output's shape. */
         return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
     default:
         return false; /* Constant, Shape and Size never get here */

@@ -36,8 +36,11 @@ const char *wk_node_string(const struct wk_node *node, const char *name, const c
 const char *wk_printable(const char *name, char *buffer, size_t size)
 {
     size_t i = 0;
-    for (; i + 1 < size && name[i]; i++)
-        buffer[i] = name[i] >= 0x20 && name[i] < 0x7f ? name[i] : '?';
+    for (; i + 1 < size && name[i]; i++) {
+        buffer[i] = '?';
+        if (name[i] >= 0x20 && name[i] < 0x7f)
+            buffer[i] = name[i];
+    }
     buffer[i] = 0;
     return buffer;
 }

@@ -65,7 +65,7 @@ static enum cm_err resolve_dim(const struct wk_node *node, enum auto_pad mode, u
     if (room < 0)
         return wk_node_fail(err, CM_INVALID, node,
                             "its kernel spans %lld, more than the padded input's %lld",
-                            (long long)extent, (long long)(room + extent));
+                            (long long)extent, (long long)room + (long long)extent);
     bool ceil_mode = mode == PAD_NOTSET && wk_node_int(node, "ceil_mode", 0);
     w->out[d] = (room + (ceil_mode ? w->stride[d] - 1 : 0)) / w->stride[d] + 1;
     /* A window that rounding up added must still start inside the input or its left padding. */

@@ -295,6 +295,28 @@ static void mixing_is_noticed(void **state)
     kit_node(m, "Mul", "s,two", "s2");
     kit_node(m, "ConstantOfShape", "s2", "y");
     expect(m, CM_FP32, "[-1,16]", false, "ConstantOfShape");
+    /* The batch leads, but a row's own shape grows with it. */
+    for (int form = 0; form < 3; form++) {
+        const int64_t first = 0;
+        m = on(13, kit_shape(2, -1, 960));
+        kit_const(m, "first", CM_INT64, kit_shape(1, 1), &first);
+        kit_ints(m, "two", 1, 2);
+        kit_ints(m, "hole", 1, -1);
+        kit_node(m, "Shape", "x", "s");
+        kit_node(m, "Gather", "s,first", "n");
+        kit_node(m, "Mul", "n,two", "n2");
+        kit_node(m, "Concat", form == 0 ? "n,n2,hole" : "n,n2", "shape");
+        kit_attr_i(m, "axis", 0);
+        if (form == 0) {
+            kit_node(m, "Reshape", "x,shape", "y");
+        } else if (form == 1) {
+            kit_node(m, "ConstantOfShape", "shape", "y");
+        } else {
+            kit_random(m, "w", kit_shape(1, 1));
+            kit_node(m, "Expand", "w,shape", "y");
+        }
+        expect(m, CM_FP32, form == 0 ? "[-1,-1,-1]" : "[-1,-1]", false, "may mix rows");
+    }
     m = on(13, kit_shape(2, 4, 8));
     kit_node(m, "Relu", "x", "y");
     expect(m, CM_FP32, "[4,8]", false, "first dimension of input \"x\" is fixed");
