@@ -206,6 +206,10 @@ enum cm_err mm_client_weights(struct mm_client *client, const uint8_t key[32], s
     want->bytes = bytes;
     memcpy(want->key, key, sizeof want->key);
     snprintf(want->label, sizeof want->label, "%s", label ? label : "");
+    for (char *c = want->label; *c; c++) { /* it is for people to read */
+        if (*c < 0x20 || *c > 0x7e)
+            *c = '?';
+    }
     request->weights_fn = fn;
     request->ctx = ctx;
     enqueue(client, request);

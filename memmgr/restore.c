@@ -35,8 +35,8 @@ static enum cm_err check_numbers(const struct mm_wire_restore *back, struct cm_e
     if (lease && (!is_lease_size(back->bytes) || back->generation == 0))
         return cm_fail(err, CM_INVALID, "no lease has %llu bytes and generation %u",
                        (unsigned long long)back->bytes, back->generation);
-    if (memchr(back->label, 0, sizeof back->label) == NULL)
-        return cm_fail(err, CM_INVALID, "the label is not terminated");
+    if (!mm_wire_label_valid(back->label))
+        return cm_fail(err, CM_INVALID, "the label is not a line of printable ASCII");
     return CM_OK;
 }
 

@@ -36,8 +36,8 @@ static void give(struct mm_conn *conn, uint32_t sequence, struct mm_region *regi
 static enum cm_err check_ask(const struct mm_wire_weights *want, struct cm_error *err,
                              size_t *ret_bytes)
 {
-    if (memchr(want->label, 0, sizeof want->label) == NULL)
-        return cm_fail(err, CM_INVALID, "the label is not terminated");
+    if (!mm_wire_label_valid(want->label))
+        return cm_fail(err, CM_INVALID, "the label is not a line of printable ASCII");
     if (!mm_memory_round(want->bytes, ret_bytes) || *ret_bytes > INT64_MAX)
         return cm_fail(err, CM_LIMIT, "weights of %llu bytes are larger than any memory",
                        (unsigned long long)want->bytes);

@@ -38,6 +38,17 @@ const char *mm_wire_name(unsigned type)
     return rule ? rule->name : "?";
 }
 
+bool mm_wire_label_valid(const char label[MM_LABEL_BYTES])
+{
+    for (size_t i = 0; i < MM_LABEL_BYTES; i++) {
+        if (label[i] == 0)
+            return true;
+        if (label[i] < 0x20 || label[i] > 0x7e)
+            return false;
+    }
+    return false;
+}
+
 void mm_wire_init(union mm_wire_any *ret_body, enum mm_wire_type type, uint32_t sequence)
 {
     const struct wire_rule *rule = wire_rule(type);

@@ -9,6 +9,7 @@
 
 #include "common/err.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define MM_WIRE_MAGIC   0x524d4d49u /* "IMMR" in memory order */
@@ -92,7 +93,7 @@ _Static_assert(sizeof(struct mm_wire_region) == 32, "region");
 #define MM_LABEL_BYTES 64u
 
 /* Weights by content hash. Answered by WEIGHTS_GIVEN or FAILED, maybe much later. label:
- * terminated. */
+ * terminated, printable ASCII. */
 struct mm_wire_weights {
     struct mm_wire_header header;
     uint64_t bytes;
@@ -208,6 +209,9 @@ struct mm_packet {
 
 /* "ATTACH"; "?" for a number outside the list. */
 const char *mm_wire_name(unsigned type);
+
+/* True for a terminated label of printable ASCII: it is shown to people. */
+bool mm_wire_label_valid(const char label[MM_LABEL_BYTES]);
 
 /* Zeroes ret_body and fills its header. */
 void mm_wire_init(union mm_wire_any *ret_body, enum mm_wire_type type, uint32_t sequence);

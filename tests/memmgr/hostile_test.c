@@ -522,6 +522,10 @@ static void test_too_many_requests(void **state)
     body.header.sequence = 1;
     raw_send(peer, &body, -1);
     raw_expect_failure(peer, CM_INVALID); /* the label has no end */
+    memset(body.weights.label, 0, sizeof body.weights.label);
+    body.weights.label[0] = '\n'; /* would forge a line of somebody's listing */
+    raw_send(peer, &body, -1);
+    raw_expect_failure(peer, CM_INVALID);
     close(peer);
     agent_say(witness, "close %u", weights.slot);
     assert_well(node, fds);
@@ -540,8 +544,11 @@ static void random_body(uint64_t *seed, union mm_wire_any *ret_body)
         bytes[i] = t_random(seed) % 4 ? 0 : (unsigned char)t_random(seed);
     if (ret_body->header.type == MM_WIRE_ACQUIRE)
         ret_body->acquire.bytes %= 300 * KIB;
-    if (ret_body->header.type == MM_WIRE_WEIGHTS)
+    if (ret_body->header.type == MM_WIRE_WEIGHTS) {
         ret_body->weights.bytes %= 300 * KIB;
+        if (t_random(seed) % 4)
+            memset(ret_body->weights.label, 0, sizeof ret_body->weights.label);
+    }
     if (ret_body->header.type == MM_WIRE_WANT_CHANNEL && t_random(seed) % 16) {
         ret_body->want.role = CM_ROLE_SCHEDULER + t_random(seed) % 3;
     } else if (ret_body->header.type == MM_WIRE_RESTORE && t_random(seed) % 2) {
@@ -550,7 +557,7 @@ static void random_body(uint64_t *seed, union mm_wire_any *ret_body)
         ret_body->restore.bytes = 64 * KIB;
         ret_body->restore.generation = 1;
         ret_body->restore.peer_role = CM_ROLE_SCHEDULER;
-        ret_body->restore.label[MM_LABEL_BYTES - 1] = 0;
+        memset(ret_body->restore.label, 0, sizeof ret_body->restore.label);
     } else if (ret_body->header.type != MM_WIRE_WEIGHTS && t_random(seed) % 2) {
         ret_body->region.region = 1 + t_random(seed) % 8;
         ret_body->region.generation = 1;
@@ -609,7 +616,8 @@ static void test_random_requests(void **state)
     struct ledger ledger;
     LEDGER_UNTIL(witness, ledger, agent_counter(witness, "processes") == 1 && ledger.fresh == 0);
     assert_int_equal(ledger.granted + ledger.orphaned + ledger.writing + ledger.channels, 0);
-    assert_int_equal(node_fds(node), fds + ledger.idle + ledger.sealed);
+    /* Channels that were being made for the dead close by themselves. */
+    LEDGER_UNTIL(witness, ledger, node_fds(node) == fds + ledger.idle + ledger.sealed);
     assert_true(agent_counter(witness, "leases_granted") > 20);
     assert_true(agent_counter(witness, "restored") > 20);
     assert_true(agent_counter(witness, "stale_refused") > 100);
