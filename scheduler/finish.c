@@ -193,6 +193,23 @@ static enum cm_err worker_status(uint32_t status)
     }
 }
 
+/* A status that one request's tensors can cause (an index out of range, say) and that fails the run for
+ * its company too. */
+static bool may_be_one_requests_fault(uint32_t status)
+{
+    switch (status) {
+    case CM_INVALID:
+    case CM_LIMIT:
+    case CM_UNSUPPORTED:
+    case CM_PRECONDITION:
+    case CM_CORRUPT:
+    case CM_INTERNAL:
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* One request of a batch that has ended. item is NULL if the whole batch failed. */
 static void finish_item(struct sd_core *core, struct sd_request *request,
                         const struct sd_batch *batch, const struct cm_record_done *done,
@@ -246,8 +263,16 @@ enum cm_err sd_done(struct sd_core *core, uint32_t worker, const struct cm_recor
     }
     core->workers.items[worker].last_done_ns = now_ns;
     const struct cm_done_item *item = ran ? cm_done_first(done) : NULL;
+    bool split = !ran && batch->n_items > 1 && may_be_one_requests_fault(done->status);
     for (uint32_t i = 0; i < batch->n_items; i++) {
-        finish_item(core, batch->items[i], batch, done, item, now_ns);
+        struct sd_request *request = batch->items[i];
+        if (split && request->state != SD_REQUEST_ABANDONED) {
+            /* Nobody fails for another's tensors: each runs again by itself. */
+            core->counters.split++;
+            sd_queue_put_back(&core->queue, request, true);
+        } else {
+            finish_item(core, request, batch, done, item, now_ns);
+        }
         item = item ? cm_done_next(item) : NULL;
     }
     sd_bucket_unref(&core->queue, batch->bucket);
@@ -268,7 +293,7 @@ static void lose_item(struct sd_core *core, struct sd_request *request, uint64_t
         return;
     }
     request->deaths++;
-    if (request->alone) {
+    if (request->alone && request->deaths > SD_DEATHS_IN_COMPANY) {
         sd_finish_without_result(core, request, CM_POISON,
                                  "three workers died with this request, the last one with nothing "
                                  "else to do; it is not tried again",
@@ -276,8 +301,8 @@ static void lose_item(struct sd_core *core, struct sd_request *request, uint64_t
         return;
     }
     core->counters.redispatched++;
-    bool alone = request->deaths >= SD_DEATHS_IN_COMPANY;
-    if (alone)
+    bool alone = request->alone || request->deaths >= SD_DEATHS_IN_COMPANY;
+    if (alone && !request->alone)
         core->counters.split++;
     sd_queue_put_back(&core->queue, request, alone);
 }

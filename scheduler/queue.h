@@ -51,7 +51,7 @@ struct sd_bucket;
 struct sd_request {
     enum sd_request_state state;
     bool orphan; /* its gateway is gone: nobody to reply to */
-    bool alone;  /* two batches with it died: runs by itself */
+    bool alone;  /* two batches with it died, or one failed: runs by itself */
     uint8_t priority;
     uint8_t deaths;
     uint16_t attempts;

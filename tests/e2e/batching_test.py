@@ -5,8 +5,10 @@ import shutil
 import tempfile
 import threading
 
+import grpc
 import numpy
 import onnx
+import onnx.numpy_helper
 from onnx import TensorProto, helper
 
 import cluster
@@ -108,4 +110,67 @@ def two_shapes_never_share_a_batch():
         shutil.rmtree(root)
 
 
-cluster.main(concurrent_callers_share_batches, two_shapes_never_share_a_batch)
+def lookup_model(root):
+    """index [N] int64 -> a row of a table of ten: an index out of range fails its run."""
+    table = numpy.arange(40, dtype=numpy.float32).reshape(10, 4)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "index"], ["row"], axis=0)], "lookup",
+        [helper.make_tensor_value_info("index", TensorProto.INT64, ["N"])],
+        [helper.make_tensor_value_info("row", TensorProto.FLOAT, ["N", 4])],
+        [onnx.numpy_helper.from_array(table, "table")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    where = pathlib.Path(root, "lookup", "1")
+    where.mkdir(parents=True)
+    onnx.save(model, str(where / "model.onnx"))
+    return table
+
+
+def bad_values_harm_only_their_sender():
+    """One of eight callers sends indices out of range; the others' answers stay right."""
+    root = tempfile.mkdtemp(prefix="ingot-models-")
+    try:
+        table = lookup_model(root)
+        with Cluster(root) as running, running.channel() as channel:
+            infer = kit.unary(channel, "/ingot.v1.Inference/Infer", PB.InferResponse)
+
+            def request_of(index):
+                request = PB.InferRequest(model="lookup")
+                request.inputs.add(name="index", datatype="INT64", shape=[1],
+                                   data=numpy.array([index], numpy.int64).tobytes())
+                return request
+
+            stop = threading.Event()
+
+            def villain():
+                while not stop.is_set():
+                    kit.expect_code(grpc.StatusCode.INVALID_ARGUMENT, lambda: infer(request_of(99)))
+                    bad.append(1)
+
+            bad, broken = [], []
+
+            def guarded():
+                try:
+                    villain()
+                except kit.Failed as failure:
+                    broken.append(str(failure))
+
+            threads = [threading.Thread(target=guarded) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            results = many(channel, lambda me, call: request_of((me + call) % 10), callers=32)
+            stop.set()
+            for thread in threads:
+                thread.join(30)
+            kit.expect(not broken, f"the bad ones: {broken[:1]}")
+            kit.expect(bad, "no bad request was sent meanwhile")
+            for request, response in results:
+                index = numpy.frombuffer(request.inputs[0].data, numpy.int64)[0]
+                kit.expect(response.outputs[0].data == table[index].tobytes(), "a wrong row")
+            print(f"# {len(results)} good answers beside {len(bad)} bad requests")
+    finally:
+        shutil.rmtree(root)
+
+
+cluster.main(concurrent_callers_share_batches, two_shapes_never_share_a_batch,
+             bad_values_harm_only_their_sender)

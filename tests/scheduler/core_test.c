@@ -434,6 +434,42 @@ static void deaths_of_workers(void **state)
     PLAY(suspect_can_expire);
 }
 
+/* A run that fails is repeated by each of its requests alone, so that only the guilty one fails. */
+static void failures_of_batches(void **state)
+{
+    (void)state;
+    static const struct step one_is_guilty[] = {
+        {.op = WORKER, .who = 0},
+        {.op = SUBMIT, .handle = 1, .expected = "X0:1"},
+        {.op = SUBMIT, .handle = 2, .expected = "X0:2"},
+        {.op = SUBMIT, .handle = 3},
+        {.op = SUBMIT, .handle = 4},
+        {.op = SUBMIT, .handle = 5},
+        {.at_us = 9, .op = DONE, .expected = "R0:1=OK X0:3,4,5"},
+        {.at_us = 10, .op = DONE, .expected = "R0:2=OK"},
+        {.at_us = 11, .op = CANCEL, .handle = 5},
+        {.at_us = 12, .op = FAIL, .expected = "R0:5=CANCELLED X0:3"},
+        {.at_us = 13, .op = DONE, .expected = "R0:3=OK X0:4"},
+        {.at_us = 14, .op = FAIL, .expected = "R0:4=INVALID"},
+    };
+    static const struct step a_death_while_alone_is_the_first[] = {
+        {.op = WORKER, .who = 0},
+        {.op = SUBMIT, .handle = 1, .expected = "X0:1"},
+        {.op = SUBMIT, .handle = 2, .expected = "X0:2"},
+        {.op = SUBMIT, .handle = 3},
+        {.op = SUBMIT, .handle = 4},
+        {.at_us = 9, .op = DONE, .expected = "R0:1=OK X0:3,4"},
+        {.at_us = 10, .op = DONE, .expected = "R0:2=OK"},
+        {.at_us = 11, .op = FAIL, .expected = "X0:3"},
+        {.op = WORKER_DIES, .who = 0, .at_us = 12},
+        {.op = WORKER, .who = 0, .at_us = 13, .expected = "X0:4"}, /* 3 went to the end */
+        {.at_us = 14, .op = DONE, .expected = "R0:4=OK X0:3"},
+        {.at_us = 15, .op = DONE, .expected = "R0:3=OK"},
+    };
+    PLAY(one_is_guilty);
+    PLAY(a_death_while_alone_is_the_first);
+}
+
 static void deaths_of_gateways(void **state)
 {
     (void)state;
@@ -712,6 +748,7 @@ int main(void)
         cmocka_unit_test(late_requests_do_not_run),
         cmocka_unit_test(cancels),
         cmocka_unit_test(deaths_of_workers),
+        cmocka_unit_test(failures_of_batches),
         cmocka_unit_test(deaths_of_gateways),
         cmocka_unit_test(hung_workers_are_reported_once),
         cmocka_unit_test(replies_tell_the_request_life),
