@@ -33,6 +33,14 @@ const char *wk_node_string(const struct wk_node *node, const char *name, const c
     return attr ? attr->s : otherwise;
 }
 
+bool wk_dims_fit(const struct cm_shape *shape)
+{
+    for (unsigned i = 0; i < shape->rank; i++)
+        if (shape->dims[i] > WK_MAX_DIM)
+            return false;
+    return true;
+}
+
 const char *wk_printable(const char *name, char *buffer, size_t size)
 {
     size_t i = 0;

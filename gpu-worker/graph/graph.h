@@ -19,10 +19,11 @@
 #define WK_MAX_VALUES       262144
 #define WK_MAX_NODE_IO      1024
 #define WK_MAX_ATTRS        64
-#define WK_MAX_TRACKED      1024              /* elements of a value known at plan time */
-#define WK_MAX_TENSOR_BYTES ((size_t)1 << 30) /* of one tensor in a plan */
-#define WK_MAX_PLAN_BYTES   ((size_t)4 << 30) /* of a plan's scratch memory */
-#define WK_MAX_WEIGHT_BYTES ((size_t)8 << 30) /* of a model's packed weights */
+#define WK_MAX_TRACKED      1024               /* elements of a value known at plan time */
+#define WK_MAX_TENSOR_BYTES ((size_t)1 << 30)  /* of one tensor in a plan */
+#define WK_MAX_DIM          ((int64_t)1 << 30) /* also beside a dimension that is 0 */
+#define WK_MAX_PLAN_BYTES   ((size_t)4 << 30)  /* of a plan's scratch memory */
+#define WK_MAX_WEIGHT_BYTES ((size_t)8 << 30)  /* of a model's packed weights */
 #define WK_MIN_OPSET        6
 #define WK_MAX_OPSET        21
 
@@ -156,6 +157,10 @@ const struct wk_attr *wk_node_attr(const struct wk_node *node, const char *name)
 int64_t wk_node_int(const struct wk_node *node, const char *name, int64_t otherwise);
 float wk_node_float(const struct wk_node *node, const char *name, float otherwise);
 const char *wk_node_string(const struct wk_node *node, const char *name, const char *otherwise);
+
+/* No dimension is above WK_MAX_DIM. An empty tensor may have any others by its bytes alone; sums
+ * and windows over dimensions rely on this not to overflow. */
+bool wk_dims_fit(const struct cm_shape *shape);
 
 /* cm_fail with the node in front: `node "conv1" (Conv, opset 13): ...`. Names are made printable.
  */

@@ -272,6 +272,10 @@ static enum cm_err check_outputs(struct infer *in)
         for (unsigned i = 0; i < shape.rank; i++)
             if (!dim_known(shape.dims[i]))
                 shape.dims[i] = 1;
+        if (!wk_dims_fit(&shape))
+            return wk_node_fail(in->err, CM_LIMIT, in->node,
+                                "its output has a dimension larger than %lld",
+                                (long long)WK_MAX_DIM);
         if (out->dtype == CM_DTYPE_NONE)
             return wk_node_fail(in->err, CM_UNSUPPORTED, in->node, "output %u is not supported", k);
         if (cm_shape_bytes(&shape, out->dtype, &bytes) != CM_OK || bytes > WK_MAX_TENSOR_BYTES)

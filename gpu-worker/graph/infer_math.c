@@ -202,6 +202,12 @@ enum cm_err infer_where(struct infer *in)
     return infer_set(in, a->dtype, &shape);
 }
 
+/* a and b must be the same number. */
+static bool same_dim(int64_t a, int64_t b)
+{
+    return a == b || !dim_known(a) || !dim_known(b);
+}
+
 /* ---- normalisation, softmax ------------------------------------------------------------------ */
 
 enum cm_err infer_batch_norm(struct infer *in)
@@ -225,13 +231,11 @@ enum cm_err infer_batch_norm(struct infer *in)
                                 "outputs other than the first are not supported");
     for (unsigned k = 1; k < 5 && code == CM_OK; k++) {
         const struct wk_fact *parameter = infer_in(in, k);
-        int64_t ignored;
         code = need_float(in, k);
         if (code == CM_OK &&
-            (parameter->shape.rank != 1 ||
-             !dim_broadcast(x->shape.dims[1], parameter->shape.dims[0], &ignored) ||
-             (dim_known(x->shape.dims[1]) && dim_known(parameter->shape.dims[0]) &&
-              x->shape.dims[1] != parameter->shape.dims[0])))
+            (parameter->shape.rank != 1 || !same_dim(x->shape.dims[1], parameter->shape.dims[0]) ||
+             /* Packing relies on it where x's channels are free. */
+             !same_dim(infer_in(in, 1)->shape.dims[0], parameter->shape.dims[0])))
             code = shapes_differ(in, &x->shape, &parameter->shape);
     }
     return code;
@@ -249,12 +253,6 @@ enum cm_err infer_softmax(struct infer *in)
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
-
-/* a and b must be the same number. */
-static bool same_dim(int64_t a, int64_t b)
-{
-    return a == b || !dim_known(a) || !dim_known(b);
-}
 
 enum cm_err infer_matmul(struct infer *in)
 {

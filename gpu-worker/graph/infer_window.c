@@ -157,7 +157,8 @@ static enum cm_err check_conv_channels(struct infer *in, const struct cm_shape *
     const struct wk_fact *bias = infer_in(in, 2);
     char text_x[96], text_w[96];
     int64_t needed;
-    bool fits = group >= 1 && dim_known(w->dims[0]) && w->dims[0] % group == 0 &&
+    /* Kernels loop over the groups: there are no more than weights. */
+    bool fits = group >= 1 && w->dims[0] >= group && w->dims[0] % group == 0 &&
                 dim_known(w->dims[1]) && dim_mul(w->dims[1], group, &needed) &&
                 (!dim_known(x->dims[1]) || x->dims[1] == needed);
     if (!fits)

@@ -40,7 +40,7 @@ static enum cm_err read_header(const Onnx__TensorProto *proto, const char *what,
     int64_t count;
     if (cm_shape_count(&ret->shape, &count) != CM_OK ||
         cm_shape_bytes(&ret->shape, ret->dtype, &ret->bytes) != CM_OK ||
-        ret->bytes > WK_MAX_TENSOR_BYTES)
+        ret->bytes > WK_MAX_TENSOR_BYTES || !wk_dims_fit(&ret->shape))
         return cm_fail(err, CM_LIMIT, "%s is too large", what);
     ret->count = (size_t)count;
     return CM_OK;

@@ -71,7 +71,7 @@ static enum cm_err check_inputs(const struct wk_graph *graph, const struct cm_sh
                                : cm_shape_format(&inputs[i], got, sizeof got),
                            cm_shape_format(&info->shape, want, sizeof want));
         enum cm_err code = cm_shape_bytes(&inputs[i], info->dtype, &bytes);
-        if (code == CM_OK && bytes > WK_MAX_TENSOR_BYTES)
+        if (code == CM_OK && (bytes > WK_MAX_TENSOR_BYTES || !wk_dims_fit(&inputs[i])))
             code = CM_LIMIT;
         if (code != CM_OK)
             return cm_fail(err, code, "input \"%s\" has shape %s: %s", name,

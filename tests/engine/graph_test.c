@@ -407,7 +407,7 @@ static void tensors(void **state)
     WITH_TENSOR(w->has_raw_data = 0, CM_CORRUPT, "holds 0 elements, its dimensions say 12");
     WITH_TENSOR(w->dims[0] = -3, CM_INVALID, "negative dimension -3");
     WITH_TENSOR(w->dims[0] = INT64_MAX, CM_LIMIT, "too large");
-    WITH_TENSOR((w->dims[0] = INT64_MAX, w->dims[1] = 0), CM_CORRUPT, "dimensions say 0");
+    WITH_TENSOR((w->dims[0] = INT64_MAX, w->dims[1] = 0), CM_LIMIT, "too large");
     WITH_TENSOR(w->data_type = 8, CM_UNSUPPORTED, "element type 8");
     WITH_TENSOR(w->data_type = -77, CM_UNSUPPORTED, "element type -77");
     WITH_TENSOR(w->data_type = 0, CM_UNSUPPORTED, "element type 0");
@@ -573,6 +573,66 @@ static void shapes_that_explode(void **state)
     kit_free(m);
 }
 
+/* An empty tensor's other dimensions are numbers like any: what adds or multiplies them later must
+ * not overflow, and nothing may loop over them. */
+static void empty_tensors_with_huge_dimensions(void **state)
+{
+    struct kit_model *m = kit_model(13);
+    const int64_t half = (int64_t)1 << 62;
+    (void)state;
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, -1));
+    kit_const(m, "a", CM_FP32, (struct cm_shape){.rank = 2, .dims = {half, 0}}, "");
+    kit_const(m, "b", CM_FP32, (struct cm_shape){.rank = 2, .dims = {half, 0}}, "");
+    kit_node(m, "Concat", "a,b", "y");
+    kit_attr_i(m, "axis", 0);
+    refuse(m, CM_LIMIT, "too large");
+
+    const int64_t wanted[] = {half, 0};
+    m = kit_model(13);
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, -1));
+    kit_const(m, "s", CM_INT64, kit_shape(1, 2), wanted);
+    kit_node(m, "ConstantOfShape", "s", "y");
+    refuse(m, CM_LIMIT, "dimension larger than 1073741824");
+
+    m = kit_model(13);
+    kit_input(m, "x", CM_FP32, kit_shape(2, -1, -1));
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, -1));
+    kit_node(m, "Concat", "x,x", "y");
+    kit_attr_i(m, "axis", 0);
+    struct kit_loaded l;
+    struct wk_plan *plan = NULL;
+    struct cm_error err = {0};
+    struct cm_shape shape = {.rank = 2, .dims = {half, 0}};
+    kit_load_model(&l, m, 1, NULL);
+    assert_int_equal(wk_plan_create(l.model, &shape, &err, &plan), CM_LIMIT);
+    kit_unload(&l);
+    kit_free(m);
+
+    m = kit_model(13);
+    kit_input(m, "x", CM_FP32, kit_shape(4, -1, 0, 4, 4));
+    kit_output(m, "y", CM_FP32, kit_shape(4, -1, 0, 4, 4));
+    kit_const(m, "w", CM_FP32, kit_shape(4, 0, 0, 1, 1), "");
+    kit_node(m, "Conv", "x,w", "y");
+    kit_attr_i(m, "group", (int64_t)1 << 40);
+    refuse(m, CM_INVALID, "does not fit weights");
+}
+
+/* With a free channel dimension the input says nothing about the parameters' lengths. */
+static void norm_parameters_of_different_lengths(void **state)
+{
+    static const char *const names[] = {"scale", "shift", "mean", "variance"};
+    (void)state;
+    for (unsigned shorter = 0; shorter < 4; shorter++) {
+        struct kit_model *m = kit_model(15);
+        kit_input(m, "x", CM_FP32, kit_shape(4, -1, -1, 2, 2));
+        kit_output(m, "y", CM_FP32, kit_shape(4, -1, -1, 2, 2));
+        for (unsigned i = 0; i < 4; i++)
+            kit_random(m, names[i], kit_shape(1, i == shorter ? 1 : 4000));
+        kit_node(m, "BatchNormalization", "x,scale,shift,mean,variance", "y");
+        refuse(m, CM_INVALID, "do not fit");
+    }
+}
+
 static void use_before_attach(void **state)
 {
     struct wk_model *model = accept(small());
@@ -636,6 +696,8 @@ int main(void)
         cmocka_unit_test(nesting),
         cmocka_unit_test(many_small_fields),
         cmocka_unit_test(shapes_that_explode),
+        cmocka_unit_test(empty_tensors_with_huge_dimensions),
+        cmocka_unit_test(norm_parameters_of_different_lengths),
         cmocka_unit_test(use_before_attach),
         cmocka_unit_test(the_table),
     };
