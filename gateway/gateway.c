@@ -259,13 +259,15 @@ static void take_table(struct gw *gw, const Ingot__Ipc__Envelope *message)
     if (!message->sender || message->sender->role != CM_ROLE_SCHEDULER)
         return;
     uint64_t scheduler = message->sender->instance;
-    answer_ack(gw, message);
-    if (!table_is_news(gw, scheduler, table->revision))
-        return;
     struct gw_models *models;
     struct cm_error error;
+    if (!table_is_news(gw, scheduler, table->revision)) {
+        answer_ack(gw, message);
+        return;
+    }
     if (gw_models_build(table, scheduler, gw->models, &error, &models) != CM_OK) {
         cm_log(CM_LOG_ERROR, "table_refused", "reason=%s", error.text);
+        answer_ack(gw, message); /* sending it again would not mend it */
         return;
     }
     pthread_mutex_lock(&gw->models_lock);
@@ -278,6 +280,7 @@ static void take_table(struct gw *gw, const Ingot__Ipc__Envelope *message)
     gw_link_joined(gw);
     update_ready(gw);
     gw_watch_update(gw);
+    answer_ack(gw, message); /* it is in force */
 }
 
 /* Stats: every counter of the list, every status that occurred, and what is open now. */
