@@ -446,6 +446,7 @@ static void finish(struct gw *gw)
     atomic_store(&gw->deaf, true);
     cm_mailbox_close(&gw->events);
     gw_link_lost(gw);
+    gw_link_retry(gw); /* RELEASEs that waited for room: nobody is left to take them */
     gw_leases_tidy(gw, cm_now_ns(), true);
     shrink(gw, cm_now_ns(), true);
     mm_client_destroy(gw->client);

@@ -166,16 +166,23 @@ void gw_infer_backend_done(struct gw_call *call)
     gw_call_drop(call, GW_HOLD_BACKEND);
 }
 
-static void park(struct gw_call *call)
+/* False: the stop has begun, which asks for no more memory and has let go of all that waited. */
+static bool park(struct gw_call *call)
 {
     struct gw *gw = call->gw;
     pthread_mutex_lock(&gw->parked_lock);
-    call->infer.next = gw->parked;
-    gw->parked = call;
-    atomic_fetch_add(&gw->n_parked, 1);
+    bool draining = atomic_load_explicit(&gw->draining, memory_order_relaxed);
+    if (!draining) {
+        call->infer.next = gw->parked;
+        gw->parked = call;
+        atomic_fetch_add(&gw->n_parked, 1);
+    }
     pthread_mutex_unlock(&gw->parked_lock);
+    if (draining)
+        return false;
     gw_count(gw, waited_for_memory, 1);
     gw_kick(gw, GW_KICK_GROW);
+    return true;
 }
 
 /* A decoded request goes to the scheduler, unless its client was faster. */
@@ -201,8 +208,9 @@ static void try_decode(struct gw_call *call)
     struct cm_error error;
     enum cm_err code = decode(call, &error);
     if (code == CM_FULL) {
-        park(call);
-        return;
+        if (park(call))
+            return;
+        cm_fail(&error, CM_UNAVAILABLE, "the server is going away");
     }
     if (code == CM_OK)
         submit(call);

@@ -150,14 +150,10 @@ static void set_deadline(struct gw_call *call)
     }
 }
 
-/* What is refused before a byte of the message is read. */
-static enum cm_err admit(struct gw_call *call, struct cm_error *err)
+/* Limits of the calls that are open at a time, per kind. */
+static enum cm_err admit_one(struct gw_call *call, struct cm_error *err)
 {
     struct gw *gw = call->gw;
-    if (call->method->kind == GW_KIND_GENERIC)
-        return cm_fail(err, CM_UNSUPPORTED, "unknown method");
-    if (atomic_load_explicit(&gw->draining, memory_order_relaxed))
-        return cm_fail(err, CM_UNAVAILABLE, "the server is going away");
     if (call->method->kind != GW_KIND_INFER) {
         unsigned others = atomic_load(&gw->open_calls) - atomic_load(&gw->in_flight);
         return others > SMALL_CALLS / 2 ? cm_fail(err, CM_FULL, "too many calls are open") : CM_OK;
@@ -167,9 +163,21 @@ static enum cm_err admit(struct gw_call *call, struct cm_error *err)
         gw_count(gw, refused_calls, 1);
         return cm_fail(err, CM_FULL, "too many calls are open");
     }
-    enum cm_err code = read_metadata(call, err);
-    if (code != CM_OK)
+    return read_metadata(call, err);
+}
+
+/* What is refused before a byte of the message is read. */
+static enum cm_err admit(struct gw_call *call, struct cm_error *err)
+{
+    if (call->method->kind == GW_KIND_GENERIC)
+        return cm_fail(err, CM_UNSUPPORTED, "unknown method");
+    if (atomic_load_explicit(&call->gw->draining, memory_order_relaxed))
+        return cm_fail(err, CM_UNAVAILABLE, "the server is going away");
+    enum cm_err code = admit_one(call, err);
+    if (code != CM_OK || call->method->kind == GW_KIND_WATCH ||
+        call->method->kind == GW_KIND_REFLECT)
         return code;
+    /* A client that never sends its message must not keep a slot for ever. */
     set_deadline(call);
     if (call->deadline_ns <= call->arrived_ns)
         return cm_fail(err, CM_DEADLINE, "the deadline has passed");

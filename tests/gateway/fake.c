@@ -44,10 +44,15 @@ static pid_t spawn(const char *program, const char *const *argv)
     return pid;
 }
 
+void start_memmgr_with(const char *budget)
+{
+    const char *argv[] = {"ingot-memmgr", "--run-dir", run_dir, "--memory-budget", budget, NULL};
+    memmgr_pid = spawn("ingot-memmgr", argv);
+}
+
 void start_memmgr(void)
 {
-    const char *argv[] = {"ingot-memmgr", "--run-dir", run_dir, "--memory-budget", "512M", NULL};
-    memmgr_pid = spawn("ingot-memmgr", argv);
+    start_memmgr_with("512M");
 }
 
 static bool read_addresses(void)
@@ -435,6 +440,22 @@ grpc_channel *client_connect(grpc_channel_credentials *credentials)
     return channel;
 }
 
+static void set_request(struct client_call *call, const void *bytes, size_t length)
+{
+    grpc_slice slice = grpc_slice_from_copied_buffer(bytes, length);
+    call->request = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+}
+
+/* The message and the half-close. */
+static size_t add_request(const struct client_call *call, grpc_op *ops)
+{
+    ops[0].op = GRPC_OP_SEND_MESSAGE;
+    ops[0].data.send_message.send_message = call->request;
+    ops[1].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    return 2;
+}
+
 void client_start(struct client_call *call, grpc_channel *channel, const char *method,
                   const void *bytes, size_t length, const char *context, unsigned timeout_ms)
 {
@@ -448,35 +469,33 @@ void client_start(struct client_call *call, grpc_channel *channel, const char *m
     call->core =
         grpc_channel_create_call(channel, NULL, GRPC_PROPAGATE_DEFAULTS, queue,
                                  grpc_slice_from_static_string(method), NULL, deadline, NULL);
-    grpc_slice slice = grpc_slice_from_copied_buffer(bytes, length);
-    call->request = grpc_raw_byte_buffer_create(&slice, 1);
-    grpc_slice_unref(slice);
     grpc_metadata metadata = {.key = grpc_slice_from_static_string("x-request-context")};
     if (context)
         metadata.value = grpc_slice_from_copied_string(context);
     grpc_op ops[6];
+    size_t n = 1;
     memset(ops, 0, sizeof ops);
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
     ops[0].data.send_initial_metadata.count = context ? 1 : 0;
     ops[0].data.send_initial_metadata.metadata = &metadata;
-    ops[1].op = GRPC_OP_SEND_MESSAGE;
-    ops[1].data.send_message.send_message = call->request;
-    ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
-    ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
-    ops[3].data.recv_initial_metadata.recv_initial_metadata = &call->initial;
-    ops[4].op = GRPC_OP_RECV_MESSAGE;
-    ops[4].data.recv_message.recv_message = &call->response;
-    ops[5].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
-    ops[5].data.recv_status_on_client.trailing_metadata = &call->trailing;
-    ops[5].data.recv_status_on_client.status = &call->status;
-    ops[5].data.recv_status_on_client.status_details = &call->details;
-    assert_int_equal(grpc_call_start_batch(call->core, ops, 6, call, NULL), GRPC_CALL_OK);
+    if (bytes) {
+        set_request(call, bytes, length);
+        n += add_request(call, &ops[n]);
+    }
+    ops[n].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[n++].data.recv_initial_metadata.recv_initial_metadata = &call->initial;
+    ops[n].op = GRPC_OP_RECV_MESSAGE;
+    ops[n++].data.recv_message.recv_message = &call->response;
+    ops[n].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[n].data.recv_status_on_client.trailing_metadata = &call->trailing;
+    ops[n].data.recv_status_on_client.status = &call->status;
+    ops[n++].data.recv_status_on_client.status_details = &call->details;
+    assert_int_equal(grpc_call_start_batch(call->core, ops, n, call, NULL), GRPC_CALL_OK);
     if (context)
         grpc_slice_unref(metadata.value);
 }
 
-void client_infer(struct client_call *call, grpc_channel *channel, const char *model, int64_t rows,
-                  const char *context, unsigned timeout_ms)
+static size_t infer_request(const char *model, int64_t rows, uint8_t bytes[512])
 {
     float values[8 * FLOATS];
     int64_t shape[2] = {rows, FLOATS};
@@ -494,11 +513,27 @@ void client_infer(struct client_call *call, grpc_channel *channel, const char *m
     request.model = (char *)(uintptr_t)model;
     request.n_inputs = 1;
     request.inputs = &pointer;
+    assert_true(ingot__v1__infer_request__get_packed_size(&request) <= 512);
+    return ingot__v1__infer_request__pack(&request, bytes);
+}
+
+void client_infer(struct client_call *call, grpc_channel *channel, const char *model, int64_t rows,
+                  const char *context, unsigned timeout_ms)
+{
     uint8_t bytes[512];
-    size_t length = ingot__v1__infer_request__get_packed_size(&request);
-    assert_true(length <= sizeof bytes);
-    ingot__v1__infer_request__pack(&request, bytes);
+    size_t length = infer_request(model, rows, bytes);
     client_start(call, channel, "/ingot.v1.Inference/Infer", bytes, length, context, timeout_ms);
+}
+
+void client_say_infer(struct client_call *call, const char *model, int64_t rows)
+{
+    static struct client_call sent; /* whose end nobody waits for */
+    uint8_t bytes[512];
+    grpc_op ops[2];
+    memset(ops, 0, sizeof ops);
+    set_request(call, bytes, infer_request(model, rows, bytes));
+    size_t n = add_request(call, ops);
+    assert_int_equal(grpc_call_start_batch(call->core, ops, n, &sent, NULL), GRPC_CALL_OK);
 }
 
 void client_wait(struct client_call *call)
@@ -547,7 +582,8 @@ const char *client_trailer(struct client_call *call, const char *key)
 
 void client_fini(struct client_call *call)
 {
-    grpc_byte_buffer_destroy(call->request);
+    if (call->request)
+        grpc_byte_buffer_destroy(call->request);
     if (call->response)
         grpc_byte_buffer_destroy(call->response);
     grpc_metadata_array_destroy(&call->initial);

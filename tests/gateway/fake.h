@@ -27,6 +27,7 @@ extern char base_dir[T_PATH_MAX], run_dir[T_PATH_MAX * 2];
 /* ---- processes ---- */
 extern pid_t memmgr_pid, gateway_pid;
 void start_memmgr(void);
+void start_memmgr_with(const char *budget);
 /* args: more arguments of ingot-gateway, NULL at the end; waits for gateway.json. */
 void start_gateway(const char *const *args);
 extern char grpc_address[300], http_address[300];
@@ -85,12 +86,15 @@ struct client_call {
 
 /* credentials: taken over; NULL: plaintext. */
 grpc_channel *client_connect(grpc_channel_credentials *credentials);
-/* Starts a unary call with these bytes; context: the value of x-request-context or NULL. */
+/* Starts a unary call with these bytes, or NULL: its message is still to come; context: the value
+ * of x-request-context or NULL. */
 void client_start(struct client_call *call, grpc_channel *channel, const char *method,
                   const void *bytes, size_t length, const char *context, unsigned timeout_ms);
 /* An ingot.v1 Infer of rows rows for model. */
 void client_infer(struct client_call *call, grpc_channel *channel, const char *model, int64_t rows,
                   const char *context, unsigned timeout_ms);
+/* Sends the message of an Infer that was started without. */
+void client_say_infer(struct client_call *call, const char *model, int64_t rows);
 void client_wait(struct client_call *call);
 void client_fini(struct client_call *call);
 /* The answer's message in one piece; free it. NULL if there is none. */

@@ -7,6 +7,7 @@
 #include "proto/ingot.pb-c.h"
 
 #include <openssl/evp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -369,12 +370,29 @@ static void without_a_deadline_there_is_ours(void **state)
     stop_all();
 }
 
+/* A client that never sends its message must not keep a slot for ever, whatever the method. */
+static void calls_without_a_message_end(void **state)
+{
+    static const char *const paths[] = {"/inference.GRPCInferenceService/ServerLive",
+                                        "/grpc.health.v1.Health/Check",
+                                        "/ingot.v1.Inference/Infer"};
+    (void)state;
+    start_all((const char *[]){"--max-deadline-ms", "300", NULL});
+    for (unsigned i = 0; i < 3; i++) {
+        client_start(&call, channel, paths[i], NULL, 0, NULL, 0);
+        ends_with(GRPC_STATUS_DEADLINE_EXCEEDED);
+        client_fini(&call);
+    }
+    T_WAIT(&loop, gateway_counter("open_calls") == 0);
+    stop_all();
+}
+
 static void models_decide_by_their_state(void **state)
 {
     (void)state;
     fake_reset(NULL);
     start_memmgr();
-    start_gateway((const char *[]){"--plaintext", NULL});
+    start_gateway((const char *[]){"--plaintext", "--drain-ms", "2000", NULL});
     scheduler_start();
     channel = client_connect(NULL);
     client_infer(&call, channel, "small", 1, NULL, 10000);
@@ -445,6 +463,31 @@ static void a_full_ring_pushes_back_and_loses_nothing(void **state)
     stop_all();
 }
 
+/* Until the gateway has heard that it is to stop. */
+static void until_refused(void)
+{
+    struct client_call refused;
+    for (;;) {
+        client_infer(&refused, channel, "none", 1, NULL, 1000);
+        client_wait(&refused);
+        grpc_status_code status = refused.status;
+        client_fini(&refused);
+        if (status == GRPC_STATUS_UNAVAILABLE)
+            return;
+        assert_int_equal(status, GRPC_STATUS_NOT_FOUND);
+    }
+}
+
+/* The stop has been asked for: a second signal would end it at once. */
+static void gateway_ends(void)
+{
+    int status = 0;
+    T_WAIT(&loop, waitpid(gateway_pid, &status, WNOHANG) == gateway_pid);
+    gateway_pid = 0;
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void a_stop_waits_for_open_calls(void **state)
 {
     (void)state;
@@ -452,26 +495,13 @@ static void a_stop_waits_for_open_calls(void **state)
     client_infer(&call, channel, "small", 1, NULL, 20000);
     uint64_t request = request_of(0);
     kill(gateway_pid, SIGTERM);
-    struct client_call refused;
-    for (;;) { /* until the gateway has heard it */
-        client_infer(&refused, channel, "none", 1, NULL, 1000);
-        client_wait(&refused);
-        grpc_status_code status = refused.status;
-        client_fini(&refused);
-        if (status == GRPC_STATUS_UNAVAILABLE)
-            break;
-        assert_int_equal(status, GRPC_STATUS_NOT_FOUND);
-    }
+    until_refused();
     assert_false(atomic_load(&call.done));
     reply_output(request, 0, 1, SMALL, 1);
     ends_with(GRPC_STATUS_OK);
     client_fini(&call);
     grpc_channel_destroy(channel);
-    int status = 0;
-    T_WAIT(&loop, waitpid(gateway_pid, &status, WNOHANG) == gateway_pid);
-    gateway_pid = 0;
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
+    gateway_ends();
 }
 
 static void a_stop_does_not_wait_for_ever(void **state)
@@ -486,6 +516,49 @@ static void a_stop_does_not_wait_for_ever(void **state)
     ends_with(GRPC_STATUS_UNAVAILABLE);
     client_fini(&call);
     grpc_channel_destroy(channel);
+}
+
+/* A scheduler that does not read: its ring is full of RELEASEs, more wait for room. */
+static void a_stop_does_not_wait_for_room(void **state)
+{
+    (void)state;
+    start_all(NULL);
+    uint64_t give_up = cm_now_ns() + 20 * CM_NS_PER_S;
+    struct cm_tensor_desc desc = output_desc(0, 1, SMALL);
+    for (unsigned i = 0; i < 60000; i++) {
+        while (cm_channel_room(sched.channel) < 4096 && cm_now_ns() < give_up)
+            sched_yield();
+        reply_desc(UINT64_MAX, &desc, i);
+    }
+    int status = 0;
+    kill(gateway_pid, SIGTERM);
+    while (waitpid(gateway_pid, &status, WNOHANG) == 0 && cm_now_ns() < give_up)
+        sched_yield();
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    gateway_pid = 0;
+    grpc_channel_destroy(channel);
+}
+
+/* Memory is refused, and the message comes when the stop has begun: it cannot wait for more. */
+static void a_stop_does_not_wait_for_memory(void **state)
+{
+    (void)state;
+    fake_reset(NULL);
+    start_memmgr_with("16M");
+    start_gateway((const char *[]){"--plaintext", "--drain-ms", "2000", NULL});
+    scheduler_start();
+    scheduler_table(READY, true);
+    channel = client_connect(NULL);
+    client_start(&call, channel, "/ingot.v1.Inference/Infer", NULL, 0, NULL, 20000);
+    T_WAIT(&loop, gateway_counter("in_flight") == 1);
+    kill(gateway_pid, SIGTERM);
+    until_refused();
+    client_say_infer(&call, "small", 1);
+    ends_with(GRPC_STATUS_UNAVAILABLE);
+    client_fini(&call);
+    grpc_channel_destroy(channel);
+    gateway_ends();
 }
 
 static grpc_status_code check_health(const char *service, int *ret_status)
@@ -522,7 +595,7 @@ static void health_follows_the_models(void **state)
     int status;
     fake_reset(NULL);
     start_memmgr();
-    start_gateway((const char *[]){"--plaintext", NULL});
+    start_gateway((const char *[]){"--plaintext", "--drain-ms", "2000", NULL});
     channel = client_connect(NULL);
     assert_true(health_is("", 2));
     assert_true(health_is("liveness", 1));
@@ -555,11 +628,14 @@ int main(void)
         cmocka_unit_test(what_is_still_being_sent_is_held),
         cmocka_unit_test(nothing_waits_past_its_deadline),
         cmocka_unit_test(without_a_deadline_there_is_ours),
+        cmocka_unit_test(calls_without_a_message_end),
         cmocka_unit_test(models_decide_by_their_state),
         cmocka_unit_test(calls_beyond_the_limit_are_refused),
         cmocka_unit_test(a_full_ring_pushes_back_and_loses_nothing),
         cmocka_unit_test(a_stop_waits_for_open_calls),
         cmocka_unit_test(a_stop_does_not_wait_for_ever),
+        cmocka_unit_test(a_stop_does_not_wait_for_room),
+        cmocka_unit_test(a_stop_does_not_wait_for_memory),
         cmocka_unit_test(health_follows_the_models),
     };
     cmocka_set_test_filter(getenv("T_FILTER")); int failed = cmocka_run_group_tests(tests, fake_setup, NULL);
