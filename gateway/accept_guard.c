@@ -90,6 +90,28 @@ static bool shed(int listener)
     return fd >= 0;
 }
 
+/* Failures of one connection, or of the moment, that say nothing about the listener: accept(2). */
+static bool is_passing(int error)
+{
+    switch (error) {
+    case ENOBUFS:
+    case ENOMEM:
+    case EPERM:
+    case EPROTO:
+    case ENETDOWN:
+    case ENOPROTOOPT:
+    case EHOSTDOWN:
+    case ENONET:
+    case EHOSTUNREACH:
+    case EOPNOTSUPP:
+    case ENETUNREACH:
+    case ETIMEDOUT:
+        return true;
+    default:
+        return false;
+    }
+}
+
 int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
     for (;;) {
@@ -117,7 +139,7 @@ int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
                 errno = EAGAIN; /* another thread took the spare's place: the listener stays */
             return -1;
         }
-        if (errno == ENOBUFS || errno == ENOMEM || errno == EPERM || errno == EPROTO)
+        if (is_passing(errno))
             errno = EAGAIN;
         return -1;
     }

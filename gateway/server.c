@@ -224,7 +224,7 @@ static void unary_received(struct gw_call *call)
     if (!call->received)
         gw_call_failf(call, CM_INVALID, "the call has no message");
     else if (gw_flatten(call->received, bytes, sizeof bytes, &length) != CM_OK)
-        gw_call_failf(call, CM_INVALID, "the message is too long");
+        gw_call_failf(call, CM_LIMIT, "the message is longer than %u bytes", SMALL_MAX);
     else
         call->method->handle(call, bytes, length);
     gw_call_drop(call, GW_HOLD_RECEIVE);
@@ -356,7 +356,7 @@ static void on_core_log(gpr_log_func_args *args)
 
 static grpc_server *create_server(struct gw *gw)
 {
-    int message = (int)(gw->options.max_message_mb * 1024 * 1024 - 1);
+    int message = (int)(gw->options.max_message_mb * 1024 * 1024);
     grpc_resource_quota *quota = grpc_resource_quota_create("gateway");
     size_t quota_bytes = (size_t)gw->options.max_message_mb * 1024 * 1024 * 8;
     grpc_resource_quota_resize(quota, quota_bytes > 512u << 20 ? quota_bytes : 512u << 20);

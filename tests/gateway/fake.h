@@ -86,6 +86,8 @@ struct client_call {
 
 /* credentials: taken over; NULL: plaintext. */
 grpc_channel *client_connect(grpc_channel_credentials *credentials);
+/* False: calls that are started send, but do not take their answers. */
+extern bool client_reads;
 /* Starts a unary call with these bytes, or NULL: its message is still to come; context: the value
  * of x-request-context or NULL. */
 void client_start(struct client_call *call, grpc_channel *channel, const char *method,

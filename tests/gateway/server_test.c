@@ -370,6 +370,24 @@ static void without_a_deadline_there_is_ours(void **state)
     stop_all();
 }
 
+static void small_calls_have_small_messages(void **state)
+{
+    static uint8_t bytes[65537]; /* an unknown field's value, in the end */
+    (void)state;
+    start_all(NULL);
+    bytes[0] = 15 << 3 | 2;
+    bytes[1] = 0xfd, bytes[2] = 0xff, bytes[3] = 0x03; /* 65533 */
+    client_start(&call, channel, "/inference.GRPCInferenceService/ServerLive", bytes, sizeof bytes,
+                 NULL, 10000);
+    ends_with(GRPC_STATUS_RESOURCE_EXHAUSTED);
+    client_fini(&call);
+    client_start(&call, channel, "/inference.GRPCInferenceService/ServerLive", bytes,
+                 sizeof bytes - 1, NULL, 10000);
+    ends_with(GRPC_STATUS_OK);
+    client_fini(&call);
+    stop_all();
+}
+
 /* A client that never sends its message must not keep a slot for ever, whatever the method. */
 static void calls_without_a_message_end(void **state)
 {
@@ -518,6 +536,24 @@ static void a_stop_does_not_wait_for_ever(void **state)
     grpc_channel_destroy(channel);
 }
 
+/* The answer's bytes still point into the worker's memory when the stop's time is up. */
+static void a_stop_does_not_wait_for_a_reader(void **state)
+{
+    (void)state;
+    start_all((const char *[]){"--drain-ms", "300", NULL});
+    client_reads = false;
+    client_infer(&call, channel, "large", 3, NULL, 20000);
+    client_reads = true;
+    reply_output(request_of(0), 0, 3, LARGE, 1);
+    T_WAIT(&loop, gateway_counter("zero_copy") == 1);
+    assert_int_equal(gateway_counter("outputs_held"), 1);
+    kill(gateway_pid, SIGTERM);
+    gateway_ends();
+    client_wait(&call);
+    client_fini(&call);
+    grpc_channel_destroy(channel);
+}
+
 /* A scheduler that does not read: its ring is full of RELEASEs, more wait for room. */
 static void a_stop_does_not_wait_for_room(void **state)
 {
@@ -628,17 +664,20 @@ int main(void)
         cmocka_unit_test(what_is_still_being_sent_is_held),
         cmocka_unit_test(nothing_waits_past_its_deadline),
         cmocka_unit_test(without_a_deadline_there_is_ours),
+        cmocka_unit_test(small_calls_have_small_messages),
         cmocka_unit_test(calls_without_a_message_end),
         cmocka_unit_test(models_decide_by_their_state),
         cmocka_unit_test(calls_beyond_the_limit_are_refused),
         cmocka_unit_test(a_full_ring_pushes_back_and_loses_nothing),
         cmocka_unit_test(a_stop_waits_for_open_calls),
         cmocka_unit_test(a_stop_does_not_wait_for_ever),
+        cmocka_unit_test(a_stop_does_not_wait_for_a_reader),
         cmocka_unit_test(a_stop_does_not_wait_for_room),
         cmocka_unit_test(a_stop_does_not_wait_for_memory),
         cmocka_unit_test(health_follows_the_models),
     };
-    cmocka_set_test_filter(getenv("T_FILTER")); int failed = cmocka_run_group_tests(tests, fake_setup, NULL);
+    cmocka_set_test_filter(getenv("T_FILTER"));
+    int failed = cmocka_run_group_tests(tests, fake_setup, NULL);
     fake_reset(NULL);
     fake_teardown(NULL);
     return failed;
