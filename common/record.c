@@ -227,6 +227,8 @@ static enum cm_err check_body(uint8_t type, struct cursor *cursor, struct cm_err
         return check_fixed(cursor, sizeof(struct cm_record_held), err);
     case CM_RECORD_RESUMED:
         return check_fixed(cursor, sizeof(struct cm_record_resumed), err);
+    case CM_RECORD_ABANDON:
+        return check_fixed(cursor, sizeof(struct cm_record_abandon), err);
     }
     return cm_fail(err, CM_CORRUPT, "record type %u is unknown", type);
 }

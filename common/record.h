@@ -2,7 +2,7 @@
  *
  *   gateway -> scheduler   SUBMIT, CANCEL, RELEASE, HELD, RESUMED
  *   scheduler -> gateway   REPLY
- *   scheduler -> worker    EXECUTE, RELEASE, DROP, HELD, RESUMED
+ *   scheduler -> worker    EXECUTE, ABANDON, RELEASE, DROP, HELD, RESUMED
  *   worker -> scheduler    DONE
  *
  * Fixed layout, little endian, offsets and indices only. A record is read from a private copy and
@@ -32,6 +32,7 @@ enum cm_record_type {
     CM_RECORD_DROP = 7,
     CM_RECORD_HELD = 8,
     CM_RECORD_RESUMED = 9,
+    CM_RECORD_ABANDON = 10,
 };
 
 /* Bytes in a lease: region is memmgr's number for the lease's memfd (never reused), generation
@@ -103,6 +104,16 @@ struct cm_execute_item {
     uint32_t reserved;
 };
 _Static_assert(sizeof(struct cm_execute_item) == 40, "execute item is 40 bytes");
+
+/* ABANDON: nobody wants this item of a batch any more. A worker that has not begun the batch leaves
+ * the item out (its DONE item, or the whole DONE if nothing is left, says CM_CANCELLED); one that
+ * has begun it ignores the record. Batches and items that it does not know are ignored. */
+struct cm_record_abandon {
+    uint64_t batch;
+    uint32_t item; /* position in EXECUTE */
+    uint32_t reserved;
+};
+_Static_assert(sizeof(struct cm_record_abandon) == 16, "abandon is 16 bytes");
 
 /* Where one request's outputs are kept: a worker's slab, counted down by RELEASE. */
 struct cm_slab_ref {

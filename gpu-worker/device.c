@@ -4,7 +4,9 @@
  *   EXECUTE -> queue (FIFO) -> inputs mapped? -> plan -> room for outputs? -> gather, run -> DONE
  *                                  | no: OPEN_LEASE        | no: NEED_REGION, or wait for RELEASE
  *                                  `---- the head of the queue waits; nothing overtakes it ----'
- */
+ *
+ * The first batch of a wake-up runs at once; before each further one the loop turns, so that an
+ * ABANDON or a RELEASE that came meanwhile is seen first. */
 #include "gpu-worker/device.h"
 
 #include "common/check.h"
@@ -34,6 +36,8 @@ struct mapping {
 struct queued {
     struct queued *next;
     uint64_t received_ns;
+    uint64_t abandoned[CM_MAX_BATCH_ITEMS / 64]; /* bits: items that nobody wants any more */
+    uint32_t n_abandoned;
     uint32_t length;
     struct cm_record_execute record;
 };
@@ -44,6 +48,7 @@ struct wk_device {
     uv_thread_t thread;
     uv_loop_t loop;
     uv_timer_t idle;
+    uv_idle_t next; /* active while a batch is ready to run */
     struct cm_mailbox mailbox;
 
     struct cm_channel *channel; /* to the scheduler; NULL: none */
@@ -221,6 +226,8 @@ static void send_failure(struct wk_device *device, const struct queued *batch, e
     send_done(device, device->record, sizeof done + text_length);
 }
 
+static void on_next(uv_idle_t *next);
+
 static struct wk_loaded *find_model(struct wk_device *device, struct cm_model_ref ref)
 {
     for (unsigned i = 0; i < device->n_models; i++) {
@@ -250,6 +257,11 @@ static enum cm_err resolve_item(struct wk_device *device, const struct wk_signat
     return result;
 }
 
+static bool is_abandoned(const struct queued *batch, unsigned item)
+{
+    return batch->abandoned[item / 64] >> item % 64 & 1;
+}
+
 /* Fills device->run from the batch. CM_AGAIN: a lease is being mapped. */
 static enum cm_err gather_groups(struct wk_device *device, const struct queued *batch,
                                  struct wk_loaded *loaded, struct cm_error *err)
@@ -266,7 +278,9 @@ static enum cm_err gather_groups(struct wk_device *device, const struct queued *
     run->n_groups = batch->record.n_items;
     for (unsigned g = 0; g < run->n_groups; g++) {
         run->groups[g] = (struct wk_row_group){.item = item};
-        run->groups[g].status = resolve_item(device, signature, &run->groups[g]);
+        run->groups[g].status = is_abandoned(batch, g)
+                                    ? CM_CANCELLED
+                                    : resolve_item(device, signature, &run->groups[g]);
         wait |= run->groups[g].status == CM_AGAIN;
         item = cm_execute_next(&batch->record, item);
     }
@@ -333,7 +347,9 @@ static bool advance(struct wk_device *device, const struct queued *batch)
     struct cm_error err = {0};
     struct wk_loaded *loaded = find_model(device, batch->record.model);
     enum cm_err code;
-    if (!loaded)
+    if (batch->n_abandoned == batch->record.n_items)
+        code = cm_fail(&err, CM_CANCELLED, "nobody wants the batch any more");
+    else if (!loaded)
         code = cm_fail(&err, CM_STALE, "the worker does not have this model");
     else if (batch->record.deadline_ns <= cm_now_ns())
         code = cm_fail(&err, CM_DEADLINE, "the deadline passed before the batch was run");
@@ -346,23 +362,42 @@ static bool advance(struct wk_device *device, const struct queued *batch)
     return true;
 }
 
-static void run_queue(struct wk_device *device)
+/* Runs the head of the queue, if it can run. Another one behind it is for the loop's next turn. */
+static void run_next(struct wk_device *device)
 {
-    while (device->first) {
-        struct queued *batch = device->first;
-        if (!advance(device, batch))
-            return;
-        if (device->first != batch)
-            return; /* the channel went away while it ran, and the queue with it */
+    struct queued *batch = device->first;
+    bool finished = batch && advance(device, batch);
+    /* While it ran the channel may have gone away, and the queue with it. */
+    if (finished && device->first == batch) {
         device->first = batch->next;
         if (!device->first)
             device->last = &device->first;
         free(batch);
-        publish_counters(device);
     }
+    publish_counters(device);
+    if (finished && device->first)
+        uv_idle_start(&device->next, on_next);
+    else
+        uv_idle_stop(&device->next);
+}
+
+static void on_next(uv_idle_t *next)
+{
+    run_next(next->data);
 }
 
 /* ---- the channel ---- */
+
+static void abandon_item(struct wk_device *device, const struct cm_record_abandon *record)
+{
+    for (struct queued *batch = device->first; batch; batch = batch->next) {
+        if (batch->record.batch != record->batch || record->item >= batch->record.n_items)
+            continue;
+        batch->n_abandoned += !is_abandoned(batch, record->item);
+        batch->abandoned[record->item / 64] |= 1ull << record->item % 64;
+        COUNT(device, abandoned, 1);
+    }
+}
 
 static void queue_batch(struct wk_device *device, const void *payload, uint32_t length)
 {
@@ -373,9 +408,7 @@ static void queue_batch(struct wk_device *device, const void *payload, uint32_t 
         send_failure(device, &lost, CM_UNAVAILABLE, "the worker is out of memory");
         return;
     }
-    batch->next = NULL;
-    batch->received_ns = cm_now_ns();
-    batch->length = length;
+    *batch = (struct queued){.received_ns = cm_now_ns(), .length = length};
     memcpy(&batch->record, payload, length);
     *device->last = batch;
     device->last = &batch->next;
@@ -388,6 +421,8 @@ static void on_record(void *ctx, struct cm_channel *channel, uint8_t type, const
     (void)channel;
     if (type == CM_RECORD_EXECUTE)
         queue_batch(device, payload, length);
+    else if (type == CM_RECORD_ABANDON)
+        abandon_item(device, payload);
     else if (type == CM_RECORD_RELEASE)
         wk_outputs_release(device->outputs, ((const struct cm_record_release *)payload)->slab);
     else if (type == CM_RECORD_HELD)
@@ -402,8 +437,10 @@ static void on_record(void *ctx, struct cm_channel *channel, uint8_t type, const
 
 static void on_drained(void *ctx, struct cm_channel *channel)
 {
+    struct wk_device *device = ctx;
     (void)channel;
-    run_queue(ctx);
+    if (!uv_is_active((uv_handle_t *)&device->next))
+        run_next(device);
 }
 
 static void on_closed(void *ctx, struct cm_channel *channel, enum cm_err reason)
@@ -498,9 +535,12 @@ static void take_region(struct wk_device *device, const struct wk_mail *mail)
 static void stop(struct wk_device *device)
 {
     device->stopping = true;
-    run_queue(device);
+    do
+        run_next(device);
+    while (uv_is_active((uv_handle_t *)&device->next));
     if (device->channel)
         close_channel(device);
+    uv_close((uv_handle_t *)&device->next, NULL);
     uv_close((uv_handle_t *)&device->idle, NULL);
     cm_mailbox_close(&device->mailbox);
 }
@@ -540,8 +580,7 @@ static void on_mail(void *ctx, struct cm_mail *item)
     }
     free(mail);
     if (!device->stopping)
-        run_queue(device);
-    publish_counters(device);
+        run_next(device);
 }
 
 /* Gives back, one at a time, a lease that nothing is in. */
@@ -552,8 +591,7 @@ static void on_idle(uv_timer_t *timer)
     if (!device->first && wk_outputs_take_idle_region(device->outputs, &region))
         tell(device, &(struct wk_mail){.kind = WK_MAIL_GIVE_REGION, .number = region});
     device->refused_bytes = 0; /* memmgr may have memory again: ask once more */
-    run_queue(device);
-    publish_counters(device);
+    run_next(device);
 }
 
 static void device_main(void *arg)
@@ -577,6 +615,8 @@ static enum cm_err init_loop(struct wk_device *device)
     }
     CM_ASSERT(uv_timer_init(&device->loop, &device->idle) == 0);
     device->idle.data = device;
+    CM_ASSERT(uv_idle_init(&device->loop, &device->next) == 0);
+    device->next.data = device;
     CM_ASSERT(uv_timer_start(&device->idle, on_idle, IDLE_MS, IDLE_MS) == 0);
     return CM_OK;
 }
@@ -617,6 +657,7 @@ enum cm_err wk_device_create(const struct wk_device_options *options, struct cm_
     int failed = uv_thread_create(&device->thread, device_main, device);
     if (failed) {
         code = cm_fail_errno(err, -failed, "no device thread");
+        uv_close((uv_handle_t *)&device->next, NULL);
         uv_close((uv_handle_t *)&device->idle, NULL);
         cm_mailbox_close(&device->mailbox);
         uv_run(&device->loop, UV_RUN_DEFAULT);

@@ -64,6 +64,7 @@ struct wk_mail *wk_mail_new(enum wk_mail_kind kind);
     X(rows)               \
     X(failed_batches)     \
     X(refused_items)      \
+    X(abandoned)          \
     X(plans)              \
     X(stale_references)   \
     X(holds)              \

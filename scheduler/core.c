@@ -147,6 +147,15 @@ enum cm_err sd_core_gateway_attach(struct sd_core *core, uint32_t gateway, uint6
     return CM_OK;
 }
 
+/* The worker may leave it out if it has not begun; either way it says when it is done with the inputs,
+ * and the REPLY waits for that. */
+static void abandon(struct sd_core *core, struct sd_request *request)
+{
+    struct cm_record_abandon record = {.batch = request->batch->id, .item = request->place};
+    sd_queue_abandon(request);
+    tell_worker(core, request->batch->worker, CM_RECORD_ABANDON, &record, sizeof record);
+}
+
 /* Its waiting requests go; those with a worker lose their reply and keep their inputs' place until
  * the worker is done. */
 static void orphan_requests(struct sd_core *core, uint32_t gateway)
@@ -162,7 +171,7 @@ static void orphan_requests(struct sd_core *core, uint32_t gateway)
         if (request->state == SD_REQUEST_QUEUED)
             sd_queue_free(queue, request);
         else if (request->state == SD_REQUEST_DISPATCHED)
-            sd_queue_abandon(request);
+            abandon(core, request);
     }
 }
 
@@ -261,7 +270,7 @@ static void cancel(struct sd_core *core, uint32_t gateway, const struct cm_recor
     if (request && request->state == SD_REQUEST_QUEUED)
         sd_finish_without_result(core, request, CM_CANCELLED, "cancelled while it waited", now_ns);
     else if (request && request->state == SD_REQUEST_DISPATCHED)
-        sd_queue_abandon(request); /* the REPLY waits until the worker is done with the inputs */
+        abandon(core, request);
     else
         core->counters.cancels_ignored++;
 }

@@ -52,6 +52,8 @@ static void add(struct sd_core *core, struct sd_batch *batch, struct sd_request 
 {
     sd_queue_take(&core->queue, request);
     request->times.dispatched_ns = now_ns;
+    request->batch = batch;
+    request->place = batch->n_items;
     batch->items[batch->n_items++] = request;
     batch->rows += request->rows;
     core->workers.items[batch->worker].rows += request->rows;

@@ -67,6 +67,8 @@ struct sd_request {
     struct cm_stage_times times;
     struct sd_model *model;
     struct sd_bucket *bucket;
+    struct sd_batch *batch; /* DISPATCHED, ABANDONED: where it is, */
+    uint32_t place;         /* and its position there */
     struct cm_tensor_desc *inputs;     /* model->signature.n_inputs of them */
     struct sd_heap_node turn;          /* in the bucket's heap */
     struct sd_heap_node expiry;        /* in the deadline heap, if it has a deadline */

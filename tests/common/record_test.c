@@ -63,6 +63,7 @@ static void test_fixed_sizes(void **state)
         {CM_RECORD_DROP, sizeof(struct cm_record_drop)},
         {CM_RECORD_HELD, sizeof(struct cm_record_held)},
         {CM_RECORD_RESUMED, sizeof(struct cm_record_resumed)},
+        {CM_RECORD_ABANDON, sizeof(struct cm_record_abandon)},
     };
     for (size_t i = 0; i < CM_COUNT_OF(cases); i++)
         for (uint32_t length = 0; length < 64; length++) {
@@ -70,7 +71,7 @@ static void test_fixed_sizes(void **state)
             assert_int_equal(check(&r), length == cases[i].length ? CM_OK : CM_CORRUPT);
         }
     for (unsigned type = 0; type < 256; type++)
-        if (type < CM_RECORD_SUBMIT || type > CM_RECORD_RESUMED) {
+        if (type < CM_RECORD_SUBMIT || type > CM_RECORD_ABANDON) {
             record_fixed(&r, (uint8_t)type, 8);
             assert_int_equal(check(&r), CM_CORRUPT);
         }

@@ -348,13 +348,13 @@ static void cancels(void **state)
         {.op = SUBMIT, .handle = 3},
         {.op = SUBMIT, .handle = 4},
         {.op = CANCEL, .handle = 3, .expected = "R0:3=CANCELLED"}, /* at once: it waited */
-        {.op = CANCEL, .handle = 1},                               /* a worker reads its inputs */
+        {.op = CANCEL, .handle = 1, .expected = "A0:0"}, /* a worker reads its inputs */
         {.op = CANCEL, .handle = 1},
         {.op = CANCEL, .handle = 77},
         {.at_us = 50, .op = DONE, .expected = "L0 R0:1=CANCELLED X0:4"},
-        {.at_us = 60, .op = CANCEL, .handle = 2},
+        {.at_us = 60, .op = CANCEL, .handle = 2, .expected = "A0:0"},
         {.at_us = 60, .op = FAIL, .expected = "R0:2=CANCELLED"},
-        {.at_us = 70, .op = CANCEL, .handle = 4},
+        {.at_us = 70, .op = CANCEL, .handle = 4, .expected = "A0:0"},
         {.at_us = 70, .op = WORKER_DIES, .expected = "R0:4=CANCELLED"},
         {.at_us = 80, .op = CANCEL, .handle = 4},
     };
@@ -447,7 +447,7 @@ static void failures_of_batches(void **state)
         {.op = SUBMIT, .handle = 5},
         {.at_us = 9, .op = DONE, .expected = "R0:1=OK X0:3,4,5"},
         {.at_us = 10, .op = DONE, .expected = "R0:2=OK"},
-        {.at_us = 11, .op = CANCEL, .handle = 5},
+        {.at_us = 11, .op = CANCEL, .handle = 5, .expected = "A0:2"},
         {.at_us = 12, .op = FAIL, .expected = "R0:5=CANCELLED X0:3"},
         {.at_us = 13, .op = DONE, .expected = "R0:3=OK X0:4"},
         {.at_us = 14, .op = FAIL, .expected = "R0:4=INVALID"},

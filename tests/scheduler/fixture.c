@@ -101,6 +101,9 @@ static void to_worker(void *ctx, uint32_t worker, uint8_t type, const void *head
             fx->hooks.on_release(fx->hooks.ctx, worker, &slab);
         break;
     }
+    case CM_RECORD_ABANDON:
+        word(fx, "A%u:%u ", worker, ((const struct cm_record_abandon *)record)->item);
+        break;
     case CM_RECORD_DROP:
         word(fx, "D%u:%llu ", worker,
              (unsigned long long)((const struct cm_record_drop *)record)->gateway);

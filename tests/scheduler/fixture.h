@@ -6,6 +6,7 @@
  *   X0:1,2    EXECUTE to worker 0 with the requests 1 and 2, in this order
  *   R0:1=OK   REPLY to gateway 0 for its request 1
  *   L0        RELEASE to worker 0         D0:g    DROP of gateway instance g
+ *   A0:2      ABANDON to worker 0 of the third item of a batch
  *   H0        HELD to worker 0            S0:g    RESUMED of gateway instance g
  *   K0        worker 0 reported as hung
  *

@@ -106,7 +106,7 @@ struct fake {
     struct cm_record_reply last_reply;
     /* workers */
     bool hold; /* do not answer EXECUTE */
-    unsigned loads, executes, releases, drops, helds, resumes;
+    unsigned loads, executes, releases, drops, abandons, helds, resumes;
     struct cm_slab_ref last_held;
     uint32_t next_slab;
     uint32_t largest_batch;
@@ -158,6 +158,9 @@ static void worker_record(struct fake *fake, uint8_t type, const void *payload)
         break;
     case CM_RECORD_RELEASE:
         fake->releases++;
+        break;
+    case CM_RECORD_ABANDON:
+        fake->abandons++;
         break;
     case CM_RECORD_DROP:
         fake->drops++;
