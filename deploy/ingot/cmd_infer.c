@@ -67,28 +67,6 @@ struct request {
     bool plaintext, json;
 };
 
-static bool add_file(const struct ig_command *command, const char *option, const char *value,
-                     struct ig_binding *list, unsigned *count)
-{
-    struct cm_error err = {0};
-    if (*count == MAX_FILES) {
-        ig_usage(command, "more than %d --%s", MAX_FILES, option);
-        return false;
-    }
-    if (ig_parse_binding(value, &err, &list[*count]) != CM_OK) {
-        ig_usage(command, "--%s: %s", option, err.text);
-        return false;
-    }
-    for (unsigned i = 0; i < *count; i++) {
-        if (strcmp(list[i].name, list[*count].name) == 0) {
-            ig_usage(command, "--%s %s is given twice", option, list[i].name);
-            return false;
-        }
-    }
-    (*count)++;
-    return true;
-}
-
 static bool parse_number(const struct ig_command *command, const char *option, const char *value,
                          uint64_t maximum, uint64_t *ret_number)
 {
@@ -104,9 +82,11 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
 {
     switch (id) {
     case OPT_INPUT:
-        return add_file(command, "input", value, request->inputs, &request->n_inputs);
+        return ig_add_binding(command, "input", value, request->inputs, MAX_FILES,
+                              &request->n_inputs);
     case OPT_OUTPUT:
-        return add_file(command, "output", value, request->outputs, &request->n_outputs);
+        return ig_add_binding(command, "output", value, request->outputs, MAX_FILES,
+                              &request->n_outputs);
     case OPT_COUNT:
         return parse_number(command, "count", value, COUNT_MAX, &request->count);
     case OPT_DEADLINE:
@@ -236,7 +216,8 @@ static int open_rpc(const struct ig_command *command, const struct request *requ
     struct ig_rpc_credentials credentials = {
         .ca_pem = (char *)ca, .cert_pem = (char *)cert, .key_pem = (char *)key};
     if (code == IG_EXIT_OK && ig_rpc_open(target->address, &credentials, &err, ret_rpc) != CM_OK)
-        code = ig_complain(command, IG_EXIT_FAILURE, "%s", err.text);
+        code = err.code == CM_INVALID ? ig_usage(command, "%s", err.text)
+                                      : ig_complain(command, IG_EXIT_FAILURE, "%s", err.text);
     free(ca);
     free(cert);
     free(key);

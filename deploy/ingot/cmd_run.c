@@ -59,22 +59,6 @@ struct request {
     bool ops, json;
 };
 
-static bool add_file(const struct ig_command *command, const char *option, const char *value,
-                     struct ig_binding *list, unsigned *count)
-{
-    struct cm_error err = {0};
-    if (*count == WK_MAX_IO) {
-        ig_usage(command, "more than %d --%s", WK_MAX_IO, option);
-        return false;
-    }
-    if (ig_parse_binding(value, &err, &list[*count]) != CM_OK) {
-        ig_usage(command, "--%s: %s", option, err.text);
-        return false;
-    }
-    (*count)++;
-    return true;
-}
-
 static bool parse_number(const struct ig_command *command, const char *option, const char *value,
                          uint64_t maximum, uint64_t *ret_number)
 {
@@ -105,9 +89,11 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
     uint64_t number;
     switch (id) {
     case OPT_INPUT:
-        return add_file(command, "input", value, request->inputs, &request->n_inputs);
+        return ig_add_binding(command, "input", value, request->inputs, WK_MAX_IO,
+                              &request->n_inputs);
     case OPT_OUTPUT:
-        return add_file(command, "output", value, request->outputs, &request->n_outputs);
+        return ig_add_binding(command, "output", value, request->outputs, WK_MAX_IO,
+                              &request->n_outputs);
     case OPT_THREADS:
         if (!parse_number(command, "threads", value, THREADS_MAX, &number))
             return false;
@@ -219,9 +205,9 @@ static int load_inputs(const struct ig_command *command, const struct request *r
     list_names(signature->inputs, signature->n_inputs, names, sizeof names);
     for (unsigned i = 0; i < request->n_inputs; i++) {
         int at = find_name(signature->inputs, signature->n_inputs, request->inputs[i].name);
-        if (at < 0 || tensors[at].data)
-            return ig_usage(command, "the model has no %sinput '%s'; its inputs are: %s",
-                            at < 0 ? "" : "second ", request->inputs[i].name, names);
+        if (at < 0)
+            return ig_usage(command, "the model has no input '%s'; its inputs are: %s",
+                            request->inputs[i].name, names);
         if (ig_tensor_read(request->inputs[i].file, &err, &tensors[at]) != CM_OK)
             return ig_usage(command, "%s", err.text);
     }

@@ -199,3 +199,26 @@ enum cm_err ig_parse_binding(const char *text, struct cm_error *err, struct ig_b
     ret_binding->file = equals + 1;
     return CM_OK;
 }
+
+bool ig_add_binding(const struct ig_command *command, const char *option, const char *value,
+                    struct ig_binding *list, unsigned max, unsigned *count)
+{
+    struct cm_error err = {0};
+    if (*count == max) {
+        ig_usage(command, "more than %u --%s", max, option);
+        return false;
+    }
+    struct ig_binding *binding = &list[*count];
+    if (ig_parse_binding(value, &err, binding) != CM_OK) {
+        ig_usage(command, "--%s: %s", option, err.text);
+        return false;
+    }
+    for (unsigned i = 0; i < *count; i++) {
+        if (strcmp(list[i].name, binding->name) == 0) {
+            ig_usage(command, "--%s %s is given twice", option, binding->name);
+            return false;
+        }
+    }
+    (*count)++;
+    return true;
+}

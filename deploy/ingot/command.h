@@ -76,6 +76,11 @@ struct ig_binding {
 CM_MUST_CHECK enum cm_err ig_parse_binding(const char *text, struct cm_error *err,
                                            struct ig_binding *ret_binding);
 
+/* Takes one --option NAME=FILE into list, which has room for max; false with a complaint, also for
+ * a name that the list has. */
+bool ig_add_binding(const struct ig_command *command, const char *option, const char *value,
+                    struct ig_binding *list, unsigned max, unsigned *count);
+
 extern const struct ig_command ig_command_up, ig_command_down, ig_command_status, ig_command_infer,
     ig_command_run, ig_command_models, ig_command_mem;
 

@@ -10,7 +10,10 @@
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
+#include <grpc/support/log.h>
 #include <grpc/support/time.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +57,48 @@ const char *ig_rpc_status_name(int status)
     }
 }
 
+/* Nobody is there to type a passphrase. */
+static int no_passphrase(char *buffer, int size, int writing, void *ctx)
+{
+    (void)buffer, (void)size, (void)writing, (void)ctx;
+    return -1;
+}
+
+/* True for NULL too. */
+static bool is_pem(const char *text, bool key)
+{
+    BIO *bio = text ? BIO_new_mem_buf(text, -1) : NULL;
+    if (!bio)
+        return !text;
+    X509 *certificate = key ? NULL : PEM_read_bio_X509(bio, NULL, no_passphrase, NULL);
+    EVP_PKEY *private = key ? PEM_read_bio_PrivateKey(bio, NULL, no_passphrase, NULL) : NULL;
+    bool good = certificate || private;
+    X509_free(certificate);
+    EVP_PKEY_free(private);
+    BIO_free(bio);
+    ERR_clear_error();
+    return good;
+}
+
+/* What core would tell only as a connection that fails, with its reason in a log. */
+static enum cm_err check_credentials(const struct ig_rpc_credentials *who, struct cm_error *err)
+{
+    if (!is_pem(who->ca_pem, false))
+        return cm_fail(err, CM_INVALID, "the CA file holds no certificate (PEM)");
+    if (!is_pem(who->cert_pem, false))
+        return cm_fail(err, CM_INVALID, "the file of --cert holds no certificate (PEM)");
+    if (!is_pem(who->key_pem, true))
+        return cm_fail(err, CM_INVALID,
+                       "the file of --key holds no private key (PEM) without passphrase");
+    return CM_OK;
+}
+
+/* The status says what went wrong; core's lines beside it are for whoever debugs core. */
+static void ignore_log(gpr_log_func_args *args)
+{
+    (void)args;
+}
+
 static grpc_channel *open_channel(const char *address, const struct ig_rpc_credentials *who)
 {
     grpc_arg list[] = {
@@ -82,9 +127,14 @@ static grpc_channel *open_channel(const char *address, const struct ig_rpc_crede
 enum cm_err ig_rpc_open(const char *address, const struct ig_rpc_credentials *credentials,
                         struct cm_error *err, struct ig_rpc **ret_rpc)
 {
+    enum cm_err code = check_credentials(credentials, err);
+    if (code != CM_OK)
+        return code;
     struct ig_rpc *rpc = calloc(1, sizeof *rpc);
     if (!rpc)
         return cm_fail(err, CM_NOMEM, "no memory for a gRPC channel");
+    if (!getenv("GRPC_VERBOSITY"))
+        gpr_set_log_function(ignore_log);
     grpc_init();
     rpc->channel = open_channel(address, credentials);
     if (!rpc->channel) {

@@ -17,7 +17,7 @@ struct ig_rpc_credentials {
     const char *cert_pem, *key_pem; /* who we are, for mutual TLS; both or neither */
 };
 
-/* Does not connect yet. */
+/* Does not connect yet. CM_INVALID: the credentials are not what they should be. */
 CM_MUST_CHECK enum cm_err ig_rpc_open(const char *address,
                                       const struct ig_rpc_credentials *credentials,
                                       struct cm_error *err, struct ig_rpc **ret_rpc);
