@@ -5,7 +5,9 @@
 #include "common/clock.h"
 #include "proto/health.pb-c.h"
 #include "proto/ingot.pb-c.h"
+#include "tests/gateway/pem.h"
 
+#include <grpc/grpc_security.h>
 #include <openssl/evp.h>
 #include <sched.h>
 #include <signal.h>
@@ -651,6 +653,111 @@ static void health_follows_the_models(void **state)
     stop_all();
 }
 
+/* ---- TLS ---- */
+
+static char cert_file[T_PATH_MAX * 2], key_file[T_PATH_MAX * 2], ca_file[T_PATH_MAX * 2];
+
+/* A client's certificate with its key, as texts. */
+struct identity {
+    char *cert, *key;
+};
+
+static struct identity identity_make(void)
+{
+    char cert[T_PATH_MAX * 2], key[T_PATH_MAX * 2];
+    snprintf(cert, sizeof cert, "%s/client.pem", base_dir);
+    snprintf(key, sizeof key, "%s/client.key", base_dir);
+    pem_make_pair(cert, key);
+    return (struct identity){pem_read_text(cert), pem_read_text(key)};
+}
+
+static void identity_fini(struct identity *who)
+{
+    free(who->cert);
+    free(who->key);
+}
+
+/* A new connection that trusts root: is it served? */
+static bool served(const char *root, const struct identity *who)
+{
+    grpc_ssl_pem_key_cert_pair pair = {0};
+    if (who)
+        pair = (grpc_ssl_pem_key_cert_pair){who->key, who->cert};
+    grpc_channel *fresh =
+        client_connect(grpc_ssl_credentials_create(root, who ? &pair : NULL, NULL, NULL));
+    client_start(&call, fresh, "/inference.GRPCInferenceService/ServerLive", "", 0, NULL, 10000);
+    client_wait(&call);
+    grpc_status_code status = call.status;
+    client_fini(&call);
+    grpc_channel_destroy(fresh);
+    assert_true(status == GRPC_STATUS_OK || status == GRPC_STATUS_UNAVAILABLE);
+    return status == GRPC_STATUS_OK;
+}
+
+static void start_tls(bool mutual)
+{
+    fake_reset(NULL);
+    start_memmgr();
+    snprintf(cert_file, sizeof cert_file, "%s/cert.pem", base_dir);
+    snprintf(key_file, sizeof key_file, "%s/key.pem", base_dir);
+    snprintf(ca_file, sizeof ca_file, "%s/ca.pem", base_dir);
+    pem_make_pair(cert_file, key_file);
+    start_gateway((const char *[]){"--tls-cert", cert_file, "--tls-key", key_file,
+                                   mutual ? "--tls-client-ca" : NULL, ca_file, NULL});
+    scheduler_start();
+}
+
+static void certificates_are_read_again(void **state)
+{
+    char new_cert[T_PATH_MAX * 2], new_key[T_PATH_MAX * 2];
+    (void)state;
+    start_tls(false);
+    char *old = pem_read_text(cert_file);
+    assert_true(served(old, NULL));
+    snprintf(new_cert, sizeof new_cert, "%s/new.pem", base_dir);
+    snprintf(new_key, sizeof new_key, "%s/new.key", base_dir);
+    pem_make_pair(new_cert, new_key);
+    char *new = pem_read_text(new_cert);
+    /* One of the two is replaced first: until the other is, the old pair serves. */
+    assert_int_equal(rename(new_key, key_file), 0);
+    assert_true(served(old, NULL));
+    assert_int_equal(gateway_counter("tls_reload_failures"), 1);
+    assert_int_equal(rename(new_cert, cert_file), 0);
+    assert_true(served(new, NULL));
+    assert_false(served(old, NULL));
+    assert_int_equal(gateway_counter("tls_reloads"), 1);
+    pem_write_text(cert_file, "no certificate");
+    assert_true(served(new, NULL));
+    assert_int_equal(unlink(cert_file), 0);
+    assert_true(served(new, NULL));
+    pem_write_text(cert_file, new);
+    assert_true(served(new, NULL));
+    assert_int_equal(gateway_counter("tls_reloads"), 2);
+    free(new);
+    free(old);
+    assert_int_equal(stop_softly(&gateway_pid), 0);
+}
+
+static void client_authorities_are_read_again(void **state)
+{
+    (void)state;
+    struct identity first = identity_make(), second = identity_make();
+    snprintf(ca_file, sizeof ca_file, "%s/ca.pem", base_dir);
+    pem_write_text(ca_file, first.cert);
+    start_tls(true);
+    char *root = pem_read_text(cert_file);
+    assert_true(served(root, &first));
+    assert_false(served(root, &second));
+    assert_false(served(root, NULL));
+    pem_write_text(ca_file, second.cert);
+    assert_true(served(root, &second));
+    assert_false(served(root, &first));
+    free(root);
+    identity_fini(&first);
+    identity_fini(&second);
+    assert_int_equal(stop_softly(&gateway_pid), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -675,6 +782,8 @@ int main(void)
         cmocka_unit_test(a_stop_does_not_wait_for_room),
         cmocka_unit_test(a_stop_does_not_wait_for_memory),
         cmocka_unit_test(health_follows_the_models),
+        cmocka_unit_test(certificates_are_read_again),
+        cmocka_unit_test(client_authorities_are_read_again),
     };
     cmocka_set_test_filter(getenv("T_FILTER"));
     int failed = cmocka_run_group_tests(tests, fake_setup, NULL);

@@ -1,51 +1,15 @@
-/* Certificates from files: mistakes at the start, replacement while running. What core does with
- * them is for the tests with real clients. */
+/* Certificates from files: mistakes at the start. What core does with them, and replacement while
+ * running, is in server_test.c. */
 #include "tests/harness/t.h"
 #include "gateway/tls.h"
+#include "tests/gateway/pem.h"
 
 #include <grpc/grpc.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
 #include <stdio.h>
 #include <string.h>
 
 static char dir[T_PATH_MAX];
 static char cert_path[T_PATH_MAX + 16], key_path[T_PATH_MAX + 16], other_path[T_PATH_MAX + 16];
-
-/* A self-signed certificate with a new key. */
-static void make_pair(const char *cert_file, const char *key_file)
-{
-    EVP_PKEY *key = EVP_EC_gen("P-256");
-    X509 *cert = X509_new();
-    assert_non_null(key);
-    ASN1_INTEGER_set(X509_get_serialNumber(cert), 1);
-    X509_gmtime_adj(X509_getm_notBefore(cert), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(cert), 86400);
-    X509_set_pubkey(cert, key);
-    X509_NAME *name = X509_get_subject_name(cert);
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)"test", -1, -1, 0);
-    X509_set_issuer_name(cert, name);
-    assert_true(X509_sign(cert, key, EVP_sha256()) > 0);
-    FILE *file = fopen(cert_file, "w");
-    assert_non_null(file);
-    PEM_write_X509(file, cert);
-    fclose(file);
-    file = fopen(key_file, "w");
-    assert_non_null(file);
-    PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL);
-    fclose(file);
-    X509_free(cert);
-    EVP_PKEY_free(key);
-}
-
-static void write_text(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
 
 static int setup(void **state)
 {
@@ -54,7 +18,7 @@ static int setup(void **state)
     snprintf(cert_path, sizeof cert_path, "%s/cert.pem", dir);
     snprintf(key_path, sizeof key_path, "%s/key.pem", dir);
     snprintf(other_path, sizeof other_path, "%s/other.pem", dir);
-    make_pair(cert_path, key_path);
+    pem_make_pair(cert_path, key_path);
     return 0;
 }
 
@@ -86,7 +50,7 @@ static void bad_files_are_told_apart(void **state)
     struct cm_error error;
     char wrong_key[T_PATH_MAX + 16];
     snprintf(wrong_key, sizeof wrong_key, "%s/wrong.pem", dir);
-    make_pair(other_path, wrong_key);
+    pem_make_pair(other_path, wrong_key);
     assert_int_equal(gw_tls_create(cert_path, wrong_key, NULL, &error, &tls), CM_INVALID);
     assert_non_null(strstr(error.text, "does not belong"));
     assert_int_equal(gw_tls_create(key_path, key_path, NULL, &error, &tls), CM_INVALID);
@@ -95,9 +59,9 @@ static void bad_files_are_told_apart(void **state)
     assert_int_equal(gw_tls_create("/nonexistent", key_path, NULL, &error, &tls), CM_NOT_FOUND);
     assert_null(strstr(error.text, "/nonexistent")); /* it may be told to others */
     assert_int_equal(gw_tls_create("/dev/zero", key_path, NULL, &error, &tls), CM_INVALID);
-    write_text(other_path, "");
+    pem_write_text(other_path, "");
     assert_int_equal(gw_tls_create(other_path, key_path, NULL, &error, &tls), CM_INVALID);
-    write_text(other_path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    pem_write_text(other_path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
     assert_int_equal(gw_tls_create(other_path, key_path, NULL, &error, &tls), CM_INVALID);
 }
 
