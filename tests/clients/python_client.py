@@ -333,6 +333,13 @@ def check_malformed_messages():
     expect_equal(said(probabilities(model_infer(good))[0]), 0, "the digit after the malformed messages")
 
 
+def check_compression_is_refused():
+    """Decompression has no bound in gRPC core: it is off, and said so."""
+    for kind in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        expect_code(CODE.UNIMPLEMENTED, lambda: model_infer(request(sample(0)), compression=kind))
+    expect_equal(said(probabilities(model_infer(request(sample(0))))[0]), 0, "the digit after the compressed messages")
+
+
 def check_unknown_methods():
     for path in (OIP + "NoSuchMethod", "/no.such.Service/Method", "/ingot.v1.Inference/NoSuchMethod", "/x"):
         expect_code(CODE.UNIMPLEMENTED, lambda: kit.unary(link, path, oip.ServerLiveResponse)(b""))

@@ -7,14 +7,18 @@
 #include "proto/ingot.pb-c.h"
 #include "tests/gateway/pem.h"
 
+#include <arpa/inet.h>
 #include <grpc/grpc_security.h>
+#include <jansson.h>
 #include <openssl/evp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define READY   INGOT__IPC__MODEL_STATE__MODEL_READY
 #define LOADING INGOT__IPC__MODEL_STATE__MODEL_LOADING
@@ -653,6 +657,63 @@ static void health_follows_the_models(void **state)
     stop_all();
 }
 
+/* ---- the admin port ---- */
+
+/* One request on a connection of its own; the status code, and the body in body. */
+static int http(const char *request, char body[16384])
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    address.sin_port = htons((uint16_t)atoi(strrchr(http_address, ':') + 1));
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    char text[256];
+    int length = snprintf(text, sizeof text,
+                          "%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", request);
+    assert_int_equal(write(fd, text, (size_t)length), length);
+    size_t have = 0;
+    ssize_t n;
+    while (have < 16383 && (n = read(fd, body + have, 16383 - have)) > 0)
+        have += (size_t)n;
+    close(fd);
+    body[have] = 0;
+    assert_true(strncmp(body, "HTTP/1.1 ", 9) == 0);
+    int status = atoi(body + 9);
+    char *end = strstr(body, "\r\n\r\n");
+    assert_non_null(end);
+    memmove(body, end + 4, strlen(end + 4) + 1);
+    return status;
+}
+
+static void the_admin_port_answers(void **state)
+{
+    char body[16384];
+    (void)state;
+    start_all(NULL);
+    assert_int_equal(http("GET /livez", body), 200);
+    assert_int_equal(http("GET /readyz", body), 200);
+    assert_int_equal(http("GET /nothing", body), 404);
+    assert_int_equal(http("POST /livez", body), 405);
+    assert_int_equal(http("GET /health", body), 200);
+    json_t *health = json_loads(body, 0, NULL);
+    assert_true(json_is_true(json_object_get(health, "live")));
+    assert_true(json_is_true(json_object_get(health, "ready")));
+    assert_int_equal(json_array_size(json_object_get(health, "models")), 2);
+    json_decref(health);
+
+    client_infer(&call, channel, "small", 1, NULL, 20000);
+    uint64_t request = request_of(0);
+    kill(gateway_pid, SIGTERM);
+    until_refused();
+    assert_int_equal(http("GET /readyz", body), 503);
+    assert_string_equal(body, "draining\n");
+    assert_int_equal(http("GET /livez", body), 200);
+    reply_output(request, 0, 1, SMALL, 1);
+    ends_with(GRPC_STATUS_OK);
+    client_fini(&call);
+    grpc_channel_destroy(channel);
+    gateway_ends();
+}
+
 /* ---- TLS ---- */
 
 static char cert_file[T_PATH_MAX * 2], key_file[T_PATH_MAX * 2], ca_file[T_PATH_MAX * 2];
@@ -782,6 +843,7 @@ int main(void)
         cmocka_unit_test(a_stop_does_not_wait_for_room),
         cmocka_unit_test(a_stop_does_not_wait_for_memory),
         cmocka_unit_test(health_follows_the_models),
+        cmocka_unit_test(the_admin_port_answers),
         cmocka_unit_test(certificates_are_read_again),
         cmocka_unit_test(client_authorities_are_read_again),
     };
