@@ -52,6 +52,8 @@ struct wk_device {
     struct cm_mailbox mailbox;
 
     struct cm_channel *channel; /* to the scheduler; NULL: none */
+    uint64_t scheduler;         /* the instance that the last channel led to */
+    bool served;                /* it has sent batches */
     struct queued *first, **last;
     bool need_region; /* asked for, not answered */
     bool stopping;
@@ -61,6 +63,7 @@ struct wk_device {
     struct wk_loaded *models[MAX_MODELS];
     unsigned n_models;
     struct mapping mappings[MAX_LEASES];
+    bool any_refused; /* among them, until the head of the queue is finished */
     struct wk_workspace workspace;
     struct wk_outputs *outputs;
     struct wk_run run;
@@ -167,16 +170,28 @@ static void lease_answered(struct wk_device *device, const struct wk_mail *mail)
     }
     mapping->lease = mail->lease;
     mapping->state = mail->lease ? MAP_OPEN : MAP_REFUSED;
+    device->any_refused |= !mail->lease;
 }
 
 /* Batches resolve and run in one go, so no step holds a mapping between mails. */
-static void lease_revoked(struct wk_device *device, struct mm_lease *lease)
+static void lease_revoked(struct wk_device *device, const struct wk_mail *mail)
 {
-    struct mapping *mapping = find_mapping(device, lease->region, lease->generation);
-    if (mapping && mapping->lease == lease) {
+    struct mapping *mapping = find_mapping(device, mail->number, mail->generation);
+    /* Compared, never followed: it is gone already if our CLOSED_LEASE has crossed this mail. */
+    if (mapping && mapping->lease == mail->lease) {
         *mapping = (struct mapping){.state = MAP_NONE};
-        tell(device, &(struct wk_mail){.kind = WK_MAIL_CLOSED_LEASE, .lease = lease});
+        tell(device, &(struct wk_mail){.kind = WK_MAIL_CLOSED_LEASE, .lease = mail->lease});
     }
+}
+
+/* A refusal answers the batch that waited for it, no later one: an owner that was late to hand its
+ * lease back to a new memmgr, or memmgr's want of descriptors, passes. */
+static void forget_refusals(struct wk_device *device)
+{
+    for (unsigned i = 0; device->any_refused && i < MAX_LEASES; i++)
+        if (device->mappings[i].state == MAP_REFUSED)
+            device->mappings[i] = (struct mapping){.state = MAP_NONE};
+    device->any_refused = false;
 }
 
 /* ---- batches ---- */
@@ -192,6 +207,7 @@ static void close_channel(struct wk_device *device)
     }
     device->first = NULL;
     device->last = &device->first;
+    forget_refusals(device);
     wk_outputs_limbo(device->outputs);
 }
 
@@ -367,6 +383,8 @@ static void run_next(struct wk_device *device)
 {
     struct queued *batch = device->first;
     bool finished = batch && advance(device, batch);
+    if (finished)
+        forget_refusals(device);
     /* While it ran the channel may have gone away, and the queue with it. */
     if (finished && device->first == batch) {
         device->first = batch->next;
@@ -402,6 +420,7 @@ static void abandon_item(struct wk_device *device, const struct cm_record_abando
 static void queue_batch(struct wk_device *device, const void *payload, uint32_t length)
 {
     struct queued *batch = malloc(sizeof *batch - sizeof batch->record + (size_t)length);
+    device->served = true;
     if (!batch) {
         struct queued lost = {.received_ns = cm_now_ns()};
         memcpy(&lost.record, payload, sizeof lost.record);
@@ -453,14 +472,30 @@ static void on_closed(void *ctx, struct cm_channel *channel, enum cm_err reason)
         tell(device, &(struct wk_mail){.kind = WK_MAIL_CHANNEL_LOST});
 }
 
+/* A scheduler that lives on after its channel to us has ended gave us up as hung: our batches run
+ * elsewhere. It cannot say which of our outputs the gateway still reads, and its RESUMED would free
+ * them. So this process ends: its memory stays valid for whoever reads it, and the next one serves.
+ */
+static bool is_cut_off(const struct wk_device *device, const struct cm_channel *channel)
+{
+    return device->served && cm_channel_peer(channel).instance == device->scheduler;
+}
+
 static void take_channel(struct wk_device *device, struct cm_channel *channel)
 {
     static const struct cm_channel_events events = {on_record, on_drained, on_closed, NULL};
     struct cm_channel_events mine = events;
     mine.ctx = device;
+    if (is_cut_off(device, channel)) {
+        cm_channel_close(channel);
+        tell(device, &(struct wk_mail){.kind = WK_MAIL_CUT_OFF});
+        return;
+    }
     if (device->channel)
         close_channel(device);
     device->channel = channel;
+    device->scheduler = cm_channel_peer(channel).instance;
+    device->served = false;
     enum cm_err err = cm_channel_start(channel, &device->loop, &mine);
     if (err != CM_OK) {
         cm_log(CM_LOG_ERROR, "channel_failed", "error=%s", cm_err_text(err));
@@ -569,7 +604,7 @@ static void on_mail(void *ctx, struct cm_mail *item)
         lease_answered(device, mail);
         break;
     case WK_MAIL_REVOKED:
-        lease_revoked(device, mail->lease);
+        lease_revoked(device, mail);
         break;
     case WK_MAIL_STOP:
         if (!device->stopping)

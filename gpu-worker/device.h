@@ -24,10 +24,11 @@
     X(ROUTE)         /* to device: model, ref: the (new) scheduler calls it this */              \
     X(REGION)        /* to device: lease for outputs, or NULL: refused, error says why */        \
     X(LEASE)         /* to device: region, generation, lease of another process or NULL */       \
-    X(REVOKED)       /* to device: lease's owner is dead: finish with it, answer CLOSED_LEASE */ \
+    X(REVOKED)       /* to device: region, generation, lease of a dead owner: CLOSED_LEASE */    \
     X(STOP)          /* to device: finish what is queued, close, answer STOPPED */               \
     X(CHANNEL_LOST)  /* from device: the scheduler's channel is gone */                          \
     X(CHANNEL_READY) /* from device: a new channel is being read */                              \
+    X(CUT_OFF)       /* from device: the scheduler lives and has given this process up */        \
     X(MODEL_READY)   /* from device: model is warm and routed as ref */                          \
     X(NEED_REGION)   /* from device: bytes more for outputs */                                   \
     X(GIVE_REGION)   /* from device: region is not needed any more */                            \

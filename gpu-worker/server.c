@@ -10,14 +10,15 @@
 #include "gpu-worker/loader.h"
 #include "memmgr/client.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define OUTPUT_LEASE (16u * 1024u * 1024u) /* the first one, and the least that is added */
 #define MAX_OWN      32u
 #define HEARTBEAT_MS 1000u
-#define ANSWER_MS    100u /* first try of a request on the bus */
-#define ANSWER_TRIES 20u
+#define ANSWER_MS    100u     /* first try of a request on the bus */
+#define ANSWER_TRIES UINT_MAX /* a scheduler that slept still wants to know */
 
 struct wk_server {
     struct wk_server_options options;
@@ -28,6 +29,7 @@ struct wk_server {
     struct cm_mailbox mailbox; /* from the device */
     uv_timer_t heartbeat;
     uint64_t instance;
+    uint64_t scheduler;            /* the newest that has named models */
     struct mm_lease *own[MAX_OWN]; /* output leases */
     bool first_lease_asked;
     bool has_outputs; /* the first output lease is there: the worker can serve */
@@ -275,6 +277,11 @@ static void answer_stats(struct wk_server *server, const Ingot__Ipc__Envelope *m
 static void on_load_model(struct wk_server *server, const Ingot__Ipc__Envelope *message)
 {
     const Ingot__Ipc__LoadModel *load = message->load_model;
+    /* Instances only grow: what a dead scheduler left in the inbox must not undo its successor's
+     * names for the models. It needs no answer. */
+    if (message->sender->instance < server->scheduler)
+        return;
+    server->scheduler = message->sender->instance;
     Ingot__Ipc__Envelope answer = INGOT__IPC__ENVELOPE__INIT;
     Ingot__Ipc__Error error = INGOT__IPC__ERROR__INIT;
     struct cm_model_ref ref = {load->id, load->generation};
@@ -296,7 +303,7 @@ static void on_message(void *ctx, struct cm_bus *bus, const Ingot__Ipc__Envelope
     (void)bus;
     if (server->stopping)
         return;
-    bool from_scheduler = message->sender && message->sender->role == CM_ROLE_SCHEDULER;
+    bool from_scheduler = message->sender->role == CM_ROLE_SCHEDULER;
     if (message->body_case == INGOT__IPC__ENVELOPE__BODY_LOAD_MODEL && from_scheduler)
         on_load_model(server, message);
     else if (message->body_case == INGOT__IPC__ENVELOPE__BODY_STATS_QUERY)
@@ -341,7 +348,10 @@ static void on_revoked(void *ctx, const struct mm_lease *lease)
 {
     struct wk_server *server = ctx;
     if (!server->stopping)
-        post(server, &(struct wk_mail){.kind = WK_MAIL_REVOKED, .lease = (struct mm_lease *)lease});
+        post(server, &(struct wk_mail){.kind = WK_MAIL_REVOKED,
+                                       .number = lease->region,
+                                       .generation = lease->generation,
+                                       .lease = (struct mm_lease *)lease});
 }
 
 static void on_refused(void *ctx, const struct cm_error *error)
@@ -378,6 +388,11 @@ static void on_mail(void *ctx, struct cm_mail *item)
     } else if (mail->kind == WK_MAIL_CHANNEL_LOST) {
         if (mm_client_want_channel(server->memory, CM_ROLE_SCHEDULER, 0) != CM_OK)
             cm_log(CM_LOG_ERROR, "no_channel", "reason=%s", "memmgr's queue is full");
+    } else if (mail->kind == WK_MAIL_CUT_OFF) {
+        struct cm_error error;
+        cm_fail(&error, CM_CLOSED,
+                "the scheduler has given this process up and goes on without it");
+        server->options.on_lost(server->options.ctx, &error);
     } else if (mail->kind == WK_MAIL_MODEL_READY) {
         wk_loader_device_answered(server->loader, mail);
     } else if (mail->kind == WK_MAIL_NEED_REGION) {
@@ -438,12 +453,8 @@ enum cm_err wk_server_create(const struct wk_server_options *options, struct cm_
     CM_ASSERT(uv_timer_init(options->loop, &server->heartbeat) == 0);
     server->heartbeat.data = server;
     code = create_parts(server, err);
-    if (code != CM_OK) {
-        /* The process ends: what was made is the kernel's to clean, but the device thread is
-         * joined. */
-        wk_server_stop(server);
-        return code;
-    }
+    if (code != CM_OK)
+        return code; /* the process ends: what was made is the kernel's to clean */
     CM_ASSERT(uv_timer_start(&server->heartbeat, on_heartbeat, HEARTBEAT_MS, HEARTBEAT_MS) == 0);
     *ret_server = server;
     return CM_OK;
