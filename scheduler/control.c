@@ -19,7 +19,7 @@
 struct ticket {
     struct sd_server *server;
     uint32_t index;
-    uint64_t instance;
+    uint64_t serial;
     uint32_t model; /* position */
 };
 
@@ -28,8 +28,14 @@ static struct ticket *ticket_new(struct sd_server *server, const struct sd_peer 
 {
     struct ticket *ticket = malloc(sizeof *ticket);
     if (ticket)
-        *ticket = (struct ticket){server, peer->index, peer->instance, model};
+        *ticket = (struct ticket){server, peer->index, peer->serial, model};
     return ticket;
+}
+
+/* The asked peer, if it is still here over the same channel. */
+static struct sd_peer *asked(struct sd_peer *peer, uint64_t serial)
+{
+    return peer && !peer->doomed && peer->serial == serial ? peer : NULL;
 }
 
 /* The peer if the same life is still here. */
@@ -56,7 +62,7 @@ static void on_load_answer(void *ctx, enum cm_err err, const Ingot__Ipc__Envelop
     free(ctx);
     if (server->stopping)
         return;
-    struct sd_peer *worker = same_life(server->workers[ticket.index], ticket.instance);
+    struct sd_peer *worker = asked(server->workers[ticket.index], ticket.serial);
     if (!worker)
         return;
     struct sd_model *model = &server->models.items[ticket.model];
@@ -169,7 +175,7 @@ static void on_table_answer(void *ctx, enum cm_err err, const Ingot__Ipc__Envelo
     free(ctx);
     if (server->stopping)
         return;
-    struct sd_peer *gateway = same_life(server->gateways[ticket.index], ticket.instance);
+    struct sd_peer *gateway = asked(server->gateways[ticket.index], ticket.serial);
     if (!gateway)
         return;
     gateway->table_in_flight = false;

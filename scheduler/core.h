@@ -36,7 +36,7 @@ struct sd_limits {
     uint32_t max_held;     /* 65536: outputs held under an earlier scheduler, for workers to come */
     uint32_t credits;      /* 2: batches with one worker */
     uint64_t age_step_ns;  /* 250 ms: waiting this long is worth one priority */
-    uint64_t hang_ns;      /* 10 s: no batch is given up sooner */
+    uint64_t hang_ns;      /* 10 s: no batch is given up sooner; 6 times that if of a new shape */
     uint32_t epoch;        /* differs between scheduler lives */
 };
 

@@ -6,6 +6,8 @@
 
 /* A batch is given up after this many times its predicted time, and not before limits.hang_ns. */
 #define HANG_FACTOR 20u
+/* Nobody knows yet how long the first batch of a shape takes: it gets so many times hang_ns. */
+#define UNKNOWN_FACTOR 6u
 
 static void wake_at(struct sd_core *core, uint64_t at_ns)
 {
@@ -220,8 +222,9 @@ static void watch_for_hangs(struct sd_core *core, uint64_t now_ns)
             continue;
         const struct sd_batch *batch = worker->batches[0];
         uint64_t patience = batch->predicted_ns * HANG_FACTOR;
-        if (patience < core->limits.hang_ns)
-            patience = core->limits.hang_ns;
+        uint64_t least = core->limits.hang_ns * (batch->predicted_ns ? 1 : UNKNOWN_FACTOR);
+        if (patience < least)
+            patience = least;
         uint64_t end_ns = cm_time_add(sd_batch_began_ns(&core->workers, batch), patience);
         if (end_ns > now_ns) {
             wake_at(core, end_ns);

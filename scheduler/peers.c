@@ -252,6 +252,7 @@ static struct sd_peer *make_peer(struct sd_server *server, struct cm_channel *ch
                              .role = who.role,
                              .index = who.index,
                              .instance = who.instance,
+                             .serial = ++server->last_serial,
                              .channel = channel};
     struct cm_channel_events own = events;
     own.ctx = peer;

@@ -40,6 +40,7 @@ struct sd_peer {
     enum cm_role role;
     uint32_t index;
     uint64_t instance;
+    uint64_t serial; /* one process may come again over another channel: this differs then */
     struct cm_channel *channel;
     bool attached; /* the core knows it: gateways at once, workers after their Hello */
     bool doomed;   /* to be closed at the end of the turn */
@@ -67,6 +68,7 @@ struct sd_server {
     struct sd_models models;
     struct sd_core *core; /* from the first attach on */
     uint64_t instance;
+    uint64_t last_serial;
     struct sd_peer *workers[SD_MAX_WORKERS];
     struct sd_peer *gateways[SD_MAX_GATEWAYS];
     struct sd_hello worker_hellos[SD_MAX_WORKERS];

@@ -348,7 +348,7 @@ static void cancels(void **state)
         {.op = SUBMIT, .handle = 3},
         {.op = SUBMIT, .handle = 4},
         {.op = CANCEL, .handle = 3, .expected = "R0:3=CANCELLED"}, /* at once: it waited */
-        {.op = CANCEL, .handle = 1, .expected = "A0:0"}, /* a worker reads its inputs */
+        {.op = CANCEL, .handle = 1, .expected = "A0:0"},           /* a worker reads its inputs */
         {.op = CANCEL, .handle = 1},
         {.op = CANCEL, .handle = 77},
         {.at_us = 50, .op = DONE, .expected = "L0 R0:1=CANCELLED X0:4"},
@@ -480,7 +480,7 @@ static void deaths_of_gateways(void **state)
         {.op = SUBMIT, .who = 0, .handle = 1, .expected = "X0:1"},
         {.op = SUBMIT, .who = 1, .handle = 2},
         {.op = SUBMIT, .who = 0, .handle = 2},
-        {.op = CANCEL, .who = 1, .handle = 1},
+        {.op = CANCEL, .who = 1, .handle = 1, .expected = "A0:0"},
         {.op = GATEWAY_DIES, .who = 1, .expected = "D0:51"},
         /* The same index, and a handle that an orphan still has. */
         {.op = GATEWAY, .who = 1},
@@ -492,7 +492,7 @@ static void deaths_of_gateways(void **state)
     static const struct step both_die[] = {
         {.op = WORKER},
         {.op = SUBMIT, .handle = 1, .expected = "X0:1"},
-        {.op = GATEWAY_DIES, .who = 0, .expected = "D0:50"},
+        {.op = GATEWAY_DIES, .who = 0, .expected = "A0:0 D0:50"},
         {.op = WORKER_DIES, .who = 0},
         /* A worker that comes later is told, too. */
         {.op = WORKER, .who = 2, .expected = "D2:50"},
@@ -506,13 +506,21 @@ static void hung_workers_are_reported_once(void **state)
     (void)state;
     static const struct step table[] = {
         {.op = WORKER, .who = 0},
-        {.op = SUBMIT, .handle = 1, .expected = "X0:1", .wakeup_us = 10000000},
-        {.op = WORKER, .who = 1},
-        {.at_us = 10000000, .op = TICK, .expected = "K0"},
-        {.at_us = 10000001, .op = SUBMIT, .handle = 2, .expected = "X1:2"},
-        {.at_us = 10000002, .op = WORKER_DIES, .who = 0, .expected = "X1:1"},
-        {.at_us = 10000003, .op = DONE, .who = 1, .expected = "R0:2=OK"},
-        {.at_us = 10000004, .op = DONE, .who = 1, .expected = "R0:1=OK"},
+        /* The first of its shape: nobody knows how long it takes. */
+        {.op = SUBMIT, .handle = 1, .expected = "X0:1", .wakeup_us = 60000000},
+        {.at_us = 30000000, .op = TICK},
+        {.at_us = 30000001, .op = WORKER, .who = 1},
+        {.at_us = 60000000, .op = TICK, .expected = "K0"},
+        {.at_us = 60000001, .op = SUBMIT, .handle = 2, .expected = "X1:2"},
+        {.at_us = 60000002, .op = WORKER_DIES, .who = 0, .expected = "X1:1"},
+        {.at_us = 60000003, .op = DONE, .who = 1, .expected = "R0:2=OK"},
+        {.at_us = 60000004, .op = DONE, .who = 1, .expected = "R0:1=OK"},
+        /* Now its time is known. */
+        {.at_us = 70000000, .op = SUBMIT, .handle = 3, .expected = "X1:3", .wakeup_us = 80000000},
+        {.at_us = 80000000, .op = TICK, .expected = "K1"},
+        {.at_us = 80000001, .op = WORKER_DIES, .who = 1},
+        {.at_us = 80000002, .op = WORKER, .who = 2, .expected = "X2:3"},
+        {.at_us = 80000003, .op = DONE, .who = 2, .expected = "R0:3=OK"},
     };
     PLAY(table);
 }
