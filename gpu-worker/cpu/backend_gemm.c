@@ -63,9 +63,10 @@ static void pack_b(const struct wk_call *call, bool transposed, float *out)
 {
     const float *b = call->graph->values[call->node->in[1]].constant->data;
     struct matrices m = as_matrices(&wk_call_in(call, 1)->shape, transposed);
-    for (size_t i = 0; i < m.count; i++)
+    size_t floats = k_packed_floats(m.k, m.n);
+    for (size_t i = 0; i < m.count && floats > 0; i++)
         k_f32_pack_b(b + i * m.k * m.n, transposed ? 1 : m.n, transposed ? m.k : 1, m.k, m.n, 0,
-                     k_panels(m.n), out + i * k_packed_floats(m.k, m.n));
+                     k_panels(m.n), out + i * floats);
 }
 
 static bool gemm_trans_b(const struct wk_node *node)

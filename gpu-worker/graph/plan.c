@@ -190,6 +190,10 @@ static enum cm_err prepare_step(struct builder *b, const struct wk_node *node, u
     struct wk_call call = {b->graph, node, b->plan->facts, constants};
     struct wk_step *made = &b->plan->steps[step];
     made->node = node;
+    made->empty = true;
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0 && fact_bytes(&b->plan->facts[node->out[k]]) > 0)
+            made->empty = false;
     enum cm_err code = b->plan->backend->ops->prepare(b->plan->backend, &call, &b->plan->arena,
                                                       b->err, &made->state, &workspace);
     b->workspaces[step] = code == CM_OK && workspace ? add_use(b, workspace, step) : WK_NO_WEIGHT;
@@ -379,6 +383,8 @@ enum cm_err wk_plan_run(struct wk_plan *plan, const void *const *inputs, void *c
     for (uint32_t i = 0; i < plan->n_steps && code == CM_OK; i++) {
         const struct wk_step *step = &plan->steps[i];
         struct wk_run run = {step->in, step->out, step->workspace, err};
+        if (step->empty) /* its other dimensions may be too large to loop over */
+            continue;
         code = backend->ops->run(backend, step->state, &run);
     }
     backend->ops->end(backend);

@@ -18,6 +18,7 @@ struct wk_step {
     void **out;
     void *workspace;
     const struct wk_node *node;
+    bool empty; /* has no bytes to compute: is not run */
 };
 
 /* After the last step: an output whose bytes could not be produced in place. */

@@ -617,6 +617,38 @@ static void empty_tensors_with_huge_dimensions(void **state)
     refuse(m, CM_INVALID, "does not fit weights");
 }
 
+/* What computes no element must not count through the dimensions around the missing one. */
+static void empty_tensors_take_no_time(void **state)
+{
+    const int64_t many = (int64_t)1 << 30;
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) {
+        struct kit_model *m = kit_model(13);
+        struct kit_loaded l;
+        void *out = NULL;
+        struct cm_shape shape;
+        kit_output(m, "y", CM_FP32, kit_shape(4, -1, -1, -1, -1));
+        kit_const(m, "e", CM_FP32, (struct cm_shape){.rank = 4, .dims = {many, many, 0, 4}}, "");
+        kit_ints(m, "index", 2, 0, 0);
+        if (i == 0) {
+            kit_node(m, "Transpose", "e", "y");
+        } else if (i == 1) {
+            kit_const(m, "a", CM_FP32, (struct cm_shape){.rank = 4, .dims = {1, 1, 0, 0}}, "");
+            kit_node(m, "MatMul", "a,e", "y");
+        } else {
+            kit_const(m, "x", CM_FP32, (struct cm_shape){.rank = 4, .dims = {many, many, 4, 0}},
+                      "");
+            kit_node(m, "Gather", "x,index", "y");
+            kit_attr_i(m, "axis", 2);
+        }
+        kit_load_model(&l, m, 1, NULL);
+        kit_run(&l, NULL, NULL, &out, &shape);
+        free(out);
+        kit_unload(&l);
+        kit_free(m);
+    }
+}
+
 /* With a free channel dimension the input says nothing about the parameters' lengths. */
 static void norm_parameters_of_different_lengths(void **state)
 {
@@ -697,6 +729,7 @@ int main(void)
         cmocka_unit_test(many_small_fields),
         cmocka_unit_test(shapes_that_explode),
         cmocka_unit_test(empty_tensors_with_huge_dimensions),
+        cmocka_unit_test(empty_tensors_take_no_time),
         cmocka_unit_test(norm_parameters_of_different_lengths),
         cmocka_unit_test(use_before_attach),
         cmocka_unit_test(the_table),
