@@ -191,14 +191,47 @@ static struct gw_model *returning(const struct gw_model *old, const struct gw_mo
     return model;
 }
 
+static struct gw_model *unusable(const Ingot__Ipc__Model *from, const char *reason)
+{
+    struct gw_model *model = model_create(0, 0);
+    if (!model)
+        return NULL;
+    model->state = GW_MODEL_FAILED;
+    model->version = from->version;
+    model->max_batch_size = 1;
+    strcpy(model->name, from->name);
+    snprintf(model->version_text, sizeof model->version_text, "%" PRIu32, from->version);
+    snprintf(model->reason, sizeof model->reason, "%.*s", (int)sizeof model->reason - 1, reason);
+    return model;
+}
+
+/* A model that makes no sense must not take the others with it: it has failed, and whoever asks for
+ * it is told why. *ret_model is NULL if it has no name that a client could say: a directory of the
+ * repository that is no model. */
+static enum cm_err take_model(const Ingot__Ipc__Model *from, uint64_t scheduler,
+                              struct cm_error *err, struct gw_model **ret_model)
+{
+    *ret_model = NULL;
+    enum cm_err code = model_from(from, scheduler, err, ret_model);
+    if (code != CM_CORRUPT)
+        return code;
+    if (!cm_model_name_valid(from->name, strlen(from->name)) || from->version > INT32_MAX)
+        return CM_OK;
+    bool failed = state_from(from->state) == GW_MODEL_FAILED;
+    *ret_model = unusable(from, failed ? from->reason : err->text);
+    return *ret_model ? CM_OK : cm_fail(err, CM_NOMEM, "no memory for the model table");
+}
+
 static enum cm_err take_models(const Ingot__Ipc__ModelTable *message, struct cm_error *err,
                                const struct gw_models *previous, struct gw_models *models)
 {
     for (size_t i = 0; i < message->n_models; i++) {
-        struct gw_model *model = NULL;
-        enum cm_err code = model_from(message->models[i], models->scheduler, err, &model);
+        struct gw_model *model;
+        enum cm_err code = take_model(message->models[i], models->scheduler, err, &model);
         if (code != CM_OK)
             return code;
+        if (!model)
+            continue;
         struct gw_model *old =
             previous ? find_exact(previous, model->name, strlen(model->name), model->version)
                      : NULL;
@@ -326,6 +359,9 @@ enum cm_err gw_model_usable(const struct gw_model *model, struct cm_error *err)
     case GW_MODEL_FAILED:
         break;
     }
+    if (model->version == 0)
+        return cm_fail(err, CM_PRECONDITION, "model '%s' failed to load: %s", model->name,
+                       model->reason);
     return cm_fail(err, CM_PRECONDITION, "model '%s' version %s failed to load: %s", model->name,
                    model->version_text, model->reason);
 }

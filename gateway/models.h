@@ -70,8 +70,9 @@ struct gw_models {
 
 /* A table from a message of the scheduler with that instance. previous (may be NULL) is the table
  * that it replaces: a model that was ready there and is loading now, or is absent while the new
- * table is not settled, becomes RETURNING with its old signature. CM_CORRUPT: the message makes no
- * sense (limits, names, dtypes, ranks); CM_NOMEM. The caller owns the one reference. */
+ * table is not settled, becomes RETURNING with its old signature. A model that makes no sense
+ * (limits, names, dtypes, ranks) is FAILED, or left out if it has no valid name. CM_CORRUPT: too
+ * many models, or one twice; CM_NOMEM. The caller owns the one reference. */
 CM_MUST_CHECK enum cm_err gw_models_build(const Ingot__Ipc__ModelTable *message, uint64_t scheduler,
                                           const struct gw_models *previous, struct cm_error *err,
                                           struct gw_models **ret_models);

@@ -22,8 +22,8 @@
 #include <stdint.h>
 
 #define SD_MAX_MODELS      256u
-#define SD_MAX_WORKERS     64u /* bits of a mask */
-#define SD_MAX_TENSOR_NAME 512u
+#define SD_MAX_WORKERS     64u  /* bits of a mask */
+#define SD_MAX_TENSOR_NAME 255u /* what gateways take: a longer one fails at load, not later */
 
 /* X(name, number): the numbers are those of the protocol's ModelState. */
 #define SD_MODEL_STATE_MAP(X) \
