@@ -175,6 +175,14 @@ static enum cm_err read_shape(const Onnx__TensorShapeProto *proto, const char *w
     return CM_OK;
 }
 
+static bool has_control(const char *name)
+{
+    for (; *name; name++)
+        if ((unsigned char)*name < ' ' || *name == 0x7f)
+            return true;
+    return false;
+}
+
 enum cm_err wk_load_info(const Onnx__ValueInfoProto *proto, const char *what, struct cm_error *err,
                          struct wk_tensor_info *ret_info)
 {
@@ -183,6 +191,9 @@ enum cm_err wk_load_info(const Onnx__ValueInfoProto *proto, const char *what, st
     if (strlen(name) >= WK_MAX_NAME)
         return cm_fail(err, CM_LIMIT, "%s: a name may have at most %d bytes", what,
                        WK_MAX_NAME - 1);
+    /* It ends up on terminals and in logs. */
+    if (has_control(name))
+        return cm_fail(err, CM_INVALID, "%s: a name may have no control characters", what);
     if (!type || type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE)
         return cm_fail(err, CM_UNSUPPORTED, "%s is not a tensor: not supported", what);
     struct wk_tensor_info info = {.dtype = cm_dtype_from_onnx(type->tensor_type->elem_type)};
