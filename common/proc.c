@@ -35,6 +35,21 @@ struct cm_proc {
     unsigned open_handles;
 };
 
+/* A supervisor that is killed takes its processes along: a new one must find the run directory
+ * free. */
+static void die_with_parent(void)
+{
+    const char *supervisor = getenv("INGOT_SUPERVISED");
+    if (!supervisor)
+        return;
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    /* The signal comes for deaths from here on only: look for one that was sooner. */
+    if (getppid() != (pid_t)strtol(supervisor, NULL, 10)) {
+        cm_log(CM_LOG_ERROR, "supervisor_lost", "pid=%s", supervisor);
+        _exit(CM_EXIT_LOST);
+    }
+}
+
 void cm_proc_early(enum cm_role role, uint32_t index)
 {
     if (!mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD))
@@ -48,11 +63,8 @@ void cm_proc_early(enum cm_role role, uint32_t index)
         setrlimit(RLIMIT_NOFILE, &limit);
     }
     umask(0077);
-    /* A supervisor that is killed takes its processes along: a new one must find the run directory
-     * free. */
-    if (getenv("INGOT_SUPERVISED"))
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
     cm_log_init(role, index);
+    die_with_parent();
 }
 
 static void on_signal(uv_signal_t *handle, int number)

@@ -31,7 +31,8 @@ struct cm_proc_options {
 
 /* First thing in main, before any library: malloc thresholds that keep large buffers (mmap
  * threshold, trim threshold, top pad), SIGPIPE ignored, RLIMIT_NOFILE raised to its hard limit,
- * umask 0077, log name set, death with the parent (PR_SET_PDEATHSIG) if INGOT_SUPERVISED is set. */
+ * umask 0077, log name set, death with the parent (PR_SET_PDEATHSIG) if INGOT_SUPERVISED is set to
+ * its pid: if that is not the parent any more, the process ends here with CM_EXIT_LOST. */
 void cm_proc_early(enum cm_role role, uint32_t index);
 
 CM_MUST_CHECK enum cm_err cm_proc_start(const struct cm_proc_options *options, struct cm_error *err,

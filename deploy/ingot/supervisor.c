@@ -132,7 +132,7 @@ static enum cm_err add_children(struct ig_supervisor *sup, struct cm_error *err)
 /* The environment of the processes: ours, and where to report to. */
 static enum cm_err make_environment(struct ig_supervisor *sup, struct cm_error *err)
 {
-    char path[PATH_MAX], notify[PATH_MAX + 32];
+    char path[PATH_MAX], notify[PATH_MAX + 32], supervised[64];
     size_t n = 0, kept = 0;
     while (environ[n])
         n++;
@@ -141,11 +141,12 @@ static enum cm_err make_environment(struct ig_supervisor *sup, struct cm_error *
         return cm_fail(err, CM_NOMEM, "no memory for the environment");
     snprintf(notify, sizeof notify, "NOTIFY_SOCKET=%s",
              ig_run_path(sup->options->run_dir, IG_FILE_NOTIFY, path));
+    snprintf(supervised, sizeof supervised, "INGOT_SUPERVISED=%ld", (long)getpid());
     for (size_t i = 0; i < n; i++)
         if (strncmp(environ[i], "NOTIFY_SOCKET=", 14) &&
             strncmp(environ[i], "INGOT_SUPERVISED=", 17))
             sup->environment[kept++] = strdup(environ[i]);
-    sup->environment[kept++] = strdup("INGOT_SUPERVISED=1");
+    sup->environment[kept++] = strdup(supervised);
     sup->environment[kept++] = strdup(notify);
     for (size_t i = 0; i < kept; i++)
         if (!sup->environment[i])

@@ -26,6 +26,26 @@ static int exit_code(pid_t pid)
     return WEXITSTATUS(status);
 }
 
+static void set_parent(pid_t pid)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%ld", (long)pid);
+    setenv("INGOT_SUPERVISED", text, 1);
+}
+
+/* The supervisor died between fork and the wish to be told. */
+static void test_orphan(void **state)
+{
+    (void)state;
+    pid_t pid = fork();
+    if (pid == 0) {
+        set_parent(getpid()); /* surely not the parent */
+        cm_proc_early(CM_ROLE_GATEWAY, 0);
+        _exit(0);
+    }
+    assert_int_equal(exit_code(pid), CM_EXIT_LOST);
+}
+
 static void test_early(void **state)
 {
     (void)state;
@@ -36,7 +56,7 @@ static void test_early(void **state)
             struct sigaction action;
             struct rlimit limit;
             if (supervised)
-                setenv("INGOT_SUPERVISED", "1", 1);
+                set_parent(getppid());
             else
                 unsetenv("INGOT_SUPERVISED");
             cm_proc_early(CM_ROLE_GATEWAY, 0);
@@ -186,11 +206,9 @@ static void test_second_signal_ends_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_early),
-        cmocka_unit_test(test_notify),
-        cmocka_unit_test(test_ready_without_text),
-        cmocka_unit_test(test_signals),
-        cmocka_unit_test(test_second_signal_ends_at_once),
+        cmocka_unit_test(test_early),   cmocka_unit_test(test_orphan),
+        cmocka_unit_test(test_notify),  cmocka_unit_test(test_ready_without_text),
+        cmocka_unit_test(test_signals), cmocka_unit_test(test_second_signal_ends_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

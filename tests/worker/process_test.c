@@ -32,11 +32,13 @@ static pid_t start(const char *program, const char *const *arguments)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/bin/%s", BINARY_DIR, program);
+    char parent[32];
+    snprintf(parent, sizeof parent, "%ld", (long)getpid());
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
         setenv("INGOT_LOG", "error", 0);
-        setenv("INGOT_SUPERVISED", "1", 1); /* ends with this process, whatever happens to it */
+        setenv("INGOT_SUPERVISED", parent, 1); /* ends with this process, whatever happens to it */
         unsetenv("NOTIFY_SOCKET");
         execv(path, (char *const *)arguments);
         _exit(127);
