@@ -42,6 +42,23 @@ struct gw_accept_stats gw_accept_stats(void)
     return stats;
 }
 
+static atomic_int exempt_listener = -1;
+
+void gw_accept_guard_exempt(int listener)
+{
+    atomic_store(&exempt_listener, listener);
+}
+
+/* Clients of the gRPC port: not the bus's Unix sockets, not the admin port. */
+static bool counts(int listener)
+{
+    int domain = 0;
+    socklen_t length = sizeof domain;
+    return listener != atomic_load(&exempt_listener) &&
+           getsockopt(listener, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 &&
+           (domain == AF_INET || domain == AF_INET6);
+}
+
 static int raw_accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
     return (int)syscall(SYS_accept4, fd, address, length, flags);
@@ -112,23 +129,32 @@ static bool is_passing(int error)
     }
 }
 
+/* True: the connection is kept. */
+static bool admit(int connection)
+{
+    if (atomic_load(&now_open) >= atomic_load(&max_open)) {
+        raw_close(connection);
+        atomic_fetch_add(&capped, 1);
+        return false;
+    }
+    if (connection < TRACKED && !mark(connection, true))
+        atomic_fetch_add(&now_open, 1);
+    atomic_fetch_add(&accepted, 1);
+    return true;
+}
+
 int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 {
+    bool counted = counts(fd);
     for (;;) {
         socklen_t room = length ? *length : 0;
         int connection = raw_accept4(fd, address, length, flags);
         if (connection >= 0) {
-            if (atomic_load(&now_open) >= atomic_load(&max_open)) {
-                raw_close(connection);
-                atomic_fetch_add(&capped, 1);
-                if (length)
-                    *length = room;
-                continue;
-            }
-            if (!mark(connection, true) && connection < TRACKED)
-                atomic_fetch_add(&now_open, 1);
-            atomic_fetch_add(&accepted, 1);
-            return connection;
+            if (!counted || admit(connection))
+                return connection;
+            if (length)
+                *length = room;
+            continue;
         }
         if (errno == EMFILE || errno == ENFILE) {
             if (shed(fd)) {

@@ -4,7 +4,8 @@
  * no cap on connections. This executable therefore defines accept4 and close itself; the dynamic
  * linker gives them to libgrpc too. On EMFILE and ENFILE a spare descriptor is given up to take the
  * connection and close it; ENOBUFS and ENOMEM become EAGAIN; above the cap a connection is taken
- * and closed. Any thread. */
+ * and closed. The cap is for TCP; Unix sockets (the bus) and one exempt listener (the admin port)
+ * are never capped. Any thread. */
 #ifndef GATEWAY_ACCEPT_GUARD_H
 #define GATEWAY_ACCEPT_GUARD_H
 
@@ -12,6 +13,9 @@
 
 /* Before any listener exists. */
 void gw_accept_guard_init(uint32_t max_connections);
+
+/* This listener's connections are not counted. */
+void gw_accept_guard_exempt(int listener);
 
 struct gw_accept_stats {
     uint64_t accepted;  /* kept */

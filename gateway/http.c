@@ -226,6 +226,7 @@ static enum cm_err listen_on(struct gw_http *http, const char *address, struct c
     freeaddrinfo(list);
     if (!good)
         return cm_fail_errno(err, error, "cannot listen for HTTP on %s", address);
+    gw_accept_guard_exempt(http->listener);
     struct sockaddr_storage bound;
     socklen_t length = sizeof bound;
     getsockname(http->listener, (struct sockaddr *)&bound, &length);

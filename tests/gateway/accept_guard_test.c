@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define CAP 8
@@ -81,6 +82,40 @@ static void the_cap_is_kept(void **state)
     close(fd);
 }
 
+static void other_listeners_are_not_capped(void **state)
+{
+    (void)state;
+    struct sockaddr_in address;
+    int fd = listener(&address), clients[CAP + 2], servers[CAP + 2];
+    gw_accept_guard_exempt(fd);
+    for (int i = 0; i < CAP + 2; i++) {
+        clients[i] = dial(&address);
+        servers[i] = take(fd);
+        assert_true(servers[i] >= 0);
+    }
+    assert_int_equal(gw_accept_stats().open, 0);
+    for (int i = 0; i < CAP + 2; i++) {
+        close(servers[i]);
+        close(clients[i]);
+    }
+    gw_accept_guard_exempt(-1);
+    close(fd);
+    struct sockaddr_un path = {.sun_family = AF_UNIX}; /* unnamed: the kernel gives a name */
+    socklen_t length = sizeof path;
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&path, sizeof(sa_family_t)), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&path, &length), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(client, (struct sockaddr *)&path, length), 0);
+    int server = take(fd);
+    assert_true(server >= 0);
+    assert_int_equal(gw_accept_stats().open, 0);
+    close(server);
+    close(client);
+    close(fd);
+}
+
 static void a_listener_survives_exhaustion(void **state)
 {
     (void)state;
@@ -115,6 +150,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cap_is_kept),
+        cmocka_unit_test(other_listeners_are_not_capped),
         cmocka_unit_test(a_listener_survives_exhaustion),
     };
     gw_accept_guard_init(CAP);

@@ -263,15 +263,17 @@ static void fill_model(struct table_model *to, const char *name, uint32_t id,
 void scheduler_table(Ingot__Ipc__ModelState state, bool settled)
 {
     static uint64_t revision;
-    struct table_model models[2] = {0};
-    Ingot__Ipc__Model *pointers[2] = {&models[0].model, &models[1].model};
+    struct table_model models[3] = {0};
+    Ingot__Ipc__Model *pointers[3] = {&models[0].model, &models[1].model, &models[2].model};
     Ingot__Ipc__ModelTable table = INGOT__IPC__MODEL_TABLE__INIT;
     Ingot__Ipc__Envelope envelope = INGOT__IPC__ENVELOPE__INIT;
     fill_model(&models[0], "small", (uint32_t)(sched.instance % 1000) + 1, state, small_shape);
     fill_model(&models[1], "large", (uint32_t)(sched.instance % 1000) + 2, state, large_shape);
+    fill_model(&models[2], "wide", (uint32_t)(sched.instance % 1000) + 3, state, small_shape);
+    models[2].x.shape = large_shape;
     table.revision = ++revision;
     table.settled = settled;
-    table.n_models = 2;
+    table.n_models = 3;
     table.models = pointers;
     envelope.body_case = INGOT__IPC__ENVELOPE__BODY_MODEL_TABLE;
     envelope.model_table = &table;
@@ -505,12 +507,15 @@ void client_start(struct client_call *call, grpc_channel *channel, const char *m
         grpc_slice_unref(metadata.value);
 }
 
-static size_t infer_request(const char *model, int64_t rows, uint8_t bytes[512])
+/* A request of "wide" is too large for a stack. */
+static uint8_t infer_bytes[4 * LARGE * sizeof(float) + 512];
+
+static size_t infer_request(const char *model, int64_t rows)
 {
-    float values[8 * FLOATS];
-    int64_t shape[2] = {rows, FLOATS};
-    assert_true(rows <= 8);
-    for (int64_t i = 0; i < rows * FLOATS; i++)
+    static float values[4 * LARGE];
+    int64_t width = strcmp(model, "wide") == 0 ? LARGE : FLOATS, shape[2] = {rows, width};
+    assert_true((size_t)(rows * width) <= CM_COUNT_OF(values));
+    for (int64_t i = 0; i < rows * width; i++)
         values[i] = (float)i + 0.5f;
     Ingot__V1__Tensor tensor = INGOT__V1__TENSOR__INIT, *pointer = &tensor;
     Ingot__V1__InferRequest request = INGOT__V1__INFER_REQUEST__INIT;
@@ -519,29 +524,28 @@ static size_t infer_request(const char *model, int64_t rows, uint8_t bytes[512])
     tensor.n_shape = 2;
     tensor.shape = shape;
     tensor.data.data = (uint8_t *)values;
-    tensor.data.len = (size_t)rows * FLOATS * sizeof(float);
+    tensor.data.len = (size_t)(rows * width) * sizeof(float);
     request.model = (char *)(uintptr_t)model;
     request.n_inputs = 1;
     request.inputs = &pointer;
-    assert_true(ingot__v1__infer_request__get_packed_size(&request) <= 512);
-    return ingot__v1__infer_request__pack(&request, bytes);
+    assert_true(ingot__v1__infer_request__get_packed_size(&request) <= sizeof infer_bytes);
+    return ingot__v1__infer_request__pack(&request, infer_bytes);
 }
 
 void client_infer(struct client_call *call, grpc_channel *channel, const char *model, int64_t rows,
                   const char *context, unsigned timeout_ms)
 {
-    uint8_t bytes[512];
-    size_t length = infer_request(model, rows, bytes);
-    client_start(call, channel, "/ingot.v1.Inference/Infer", bytes, length, context, timeout_ms);
+    size_t length = infer_request(model, rows);
+    client_start(call, channel, "/ingot.v1.Inference/Infer", infer_bytes, length, context,
+                 timeout_ms);
 }
 
 void client_say_infer(struct client_call *call, const char *model, int64_t rows)
 {
     static struct client_call sent; /* whose end nobody waits for */
-    uint8_t bytes[512];
     grpc_op ops[2];
     memset(ops, 0, sizeof ops);
-    set_request(call, bytes, infer_request(model, rows, bytes));
+    set_request(call, infer_bytes, infer_request(model, rows));
     size_t n = add_request(call, ops);
     assert_int_equal(grpc_call_start_batch(call->core, ops, n, &sent, NULL), GRPC_CALL_OK);
 }

@@ -16,10 +16,10 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define SUBMITS_MAX 64
+#define SUBMITS_MAX 128
 #define FLOATS      4     /* of a row of x */
 #define SMALL       2     /* floats of a row of y, model "small" */
-#define LARGE       65536 /* the same, model "large" */
+#define LARGE       65536 /* the same, model "large"; and of x, model "wide" */
 
 extern uv_loop_t loop;
 extern char base_dir[T_PATH_MAX], run_dir[T_PATH_MAX * 2];
@@ -57,7 +57,7 @@ extern struct fake_scheduler sched;
 
 void scheduler_start(void); /* returns when the gateway's channel and Hello are here */
 void scheduler_die(void);
-/* A table of "small" and "large" in that state; waits until the gateway has it. */
+/* A table of "small", "large" and "wide" in that state; waits until the gateway has it. */
 void scheduler_table(Ingot__Ipc__ModelState state, bool settled);
 /* REPLY with status and text. */
 void reply_error(uint64_t request, enum cm_err status, const char *text);
@@ -92,7 +92,7 @@ extern bool client_reads;
  * of x-request-context or NULL. */
 void client_start(struct client_call *call, grpc_channel *channel, const char *method,
                   const void *bytes, size_t length, const char *context, unsigned timeout_ms);
-/* An ingot.v1 Infer of rows rows for model. */
+/* An ingot.v1 Infer of rows rows for model; of four rows for "wide": 1 MiB. */
 void client_infer(struct client_call *call, grpc_channel *channel, const char *model, int64_t rows,
                   const char *context, unsigned timeout_ms);
 /* Sends the message of an Infer that was started without. */
