@@ -158,7 +158,7 @@ static void slot_free(struct gw_call *call)
         call->infer.model = NULL;
     }
     if (call->counted)
-        atomic_fetch_sub(&gw->in_flight, 1);
+        atomic_fetch_sub(gw_is_stream(call->method) ? &gw->streams : &gw->in_flight, 1);
     atomic_fetch_sub(&gw->open_calls, 1);
     gw_word_free(&call->word);
     if (slot_put(call))

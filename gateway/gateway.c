@@ -312,6 +312,7 @@ static void add_gauges(struct gw *gw, struct stats_list *list)
         zombies += gw_word_state(word) == GW_CALL_ANSWERED && !gw_word_holds(word, GW_HOLDS_CORE);
     }
     add_counter(list, "in_flight", atomic_load(&gw->in_flight));
+    add_counter(list, "streams", atomic_load(&gw->streams));
     add_counter(list, "open_calls", atomic_load(&gw->open_calls));
     add_counter(list, "zombies", zombies);
     add_counter(list, "outputs_held", held);

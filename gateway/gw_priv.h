@@ -87,6 +87,11 @@ struct gw_method {
     unsigned missing; /* not armed for want of slots; under gw_calls.lock */
 };
 
+static inline bool gw_is_stream(const struct gw_method *method)
+{
+    return method->kind == GW_KIND_WATCH || method->kind == GW_KIND_REFLECT;
+}
+
 /* ---- calls ---- */
 enum gw_tag_kind { GW_TAG_NEW, GW_TAG_RECEIVE, GW_TAG_SEND, GW_TAG_CLOSE, GW_TAG_SHUTDOWN };
 
@@ -169,7 +174,7 @@ struct gw_call {
     enum gw_backend backend; /* under gw_link.lock; NONE whenever BACKEND is not held */
     bool cancel_due;         /* the same; CANCEL found the ring full */
 
-    bool counted; /* in gw.in_flight */
+    bool counted; /* in gw.in_flight, or gw.streams */
     uint64_t arrived_ns;
     uint64_t deadline_ns;
     _Atomic uint64_t expires_ns; /* deadline_ns if core does not enforce it, else CM_NEVER */
@@ -247,6 +252,7 @@ struct gw {
     _Atomic uint64_t due_ns;    /* when the loop looks at deadlines next */
     _Atomic uint64_t alive_ns;  /* when the loop last turned */
     atomic_uint in_flight;      /* infer calls */
+    atomic_uint streams;        /* health watches, reflection */
     atomic_uint open_calls;     /* slots in use by calls of any method */
     atomic_uint process_number; /* memmgr's, for trace ids */
     atomic_uint trace_sequence;

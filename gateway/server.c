@@ -19,8 +19,9 @@
 /* Bytes of a request that carries no tensors. */
 #define SMALL_MAX 65536u
 
-/* Calls of other methods beside the infer calls. */
-#define SMALL_CALLS 2048u
+/* Slots of other unary calls, half of which may be in use, and of those that are armed or refused.
+ */
+#define SMALL_CALLS 1024u
 
 #define OIP "/inference.GRPCInferenceService/"
 
@@ -154,11 +155,16 @@ static void set_deadline(struct gw_call *call)
 static enum cm_err admit_one(struct gw_call *call, struct cm_error *err)
 {
     struct gw *gw = call->gw;
-    if (call->method->kind != GW_KIND_INFER) {
-        unsigned others = atomic_load(&gw->open_calls) - atomic_load(&gw->in_flight);
+    if (call->method->kind == GW_KIND_UNARY) {
+        unsigned others =
+            atomic_load(&gw->open_calls) - atomic_load(&gw->in_flight) - atomic_load(&gw->streams);
         return others > SMALL_CALLS / 2 ? cm_fail(err, CM_FULL, "too many calls are open") : CM_OK;
     }
     call->counted = true;
+    if (call->method->kind != GW_KIND_INFER)
+        return atomic_fetch_add(&gw->streams, 1) >= gw->options.max_connections
+                   ? cm_fail(err, CM_FULL, "too many streams are open")
+                   : CM_OK;
     if (atomic_fetch_add(&gw->in_flight, 1) >= gw->options.max_calls) {
         gw_count(gw, refused_calls, 1);
         return cm_fail(err, CM_FULL, "too many calls are open");
@@ -174,8 +180,7 @@ static enum cm_err admit(struct gw_call *call, struct cm_error *err)
     if (atomic_load_explicit(&call->gw->draining, memory_order_relaxed))
         return cm_fail(err, CM_UNAVAILABLE, "the server is going away");
     enum cm_err code = admit_one(call, err);
-    if (code != CM_OK || call->method->kind == GW_KIND_WATCH ||
-        call->method->kind == GW_KIND_REFLECT)
+    if (code != CM_OK || gw_is_stream(call->method))
         return code;
     /* A client that never sends its message must not keep a slot for ever. */
     set_deadline(call);
@@ -440,7 +445,8 @@ enum cm_err gw_server_start(struct gw *gw, struct cm_error *err)
     gpr_set_log_function(on_core_log);
     gw_accept_guard_init((uint32_t)gw->options.max_connections);
     grpc_init();
-    uint32_t slots = (uint32_t)gw->options.max_calls + SMALL_CALLS;
+    /* A stream for each connection: clients that watch the server's health must not be refused. */
+    uint32_t slots = (uint32_t)(gw->options.max_calls + gw->options.max_connections) + SMALL_CALLS;
     if (gw_calls_init(gw, slots) != CM_OK)
         return cm_fail(err, CM_NOMEM, "no memory for %u calls", slots);
     gw->queue = grpc_completion_queue_create_for_next(NULL);

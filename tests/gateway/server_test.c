@@ -772,6 +772,31 @@ static void health_follows_the_models(void **state)
     stop_all();
 }
 
+/* Clients that watch must not take the place of those that ask. */
+static void watches_leave_room_for_checks(void **state)
+{
+    enum { MOST = 6 };
+    struct client_call watches[MOST + 1];
+    (void)state;
+    start_all((const char *[]){"--max-connections", "6", NULL});
+    for (unsigned i = 0; i <= MOST; i++) {
+        client_start(&watches[i], channel, "/grpc.health.v1.Health/Watch", "", 0, NULL, 0);
+        T_WAIT(&loop, gateway_counter("streams") > i || atomic_load(&watches[i].done));
+    }
+    client_wait(&watches[MOST]);
+    assert_int_equal(watches[MOST].status, GRPC_STATUS_UNAVAILABLE);
+    assert_true(health_is("", 1));
+    for (unsigned i = 0; i <= MOST; i++) {
+        if (i < MOST)
+            assert_false(atomic_load(&watches[i].done));
+        grpc_call_cancel(watches[i].core, NULL);
+        client_wait(&watches[i]);
+        client_fini(&watches[i]);
+    }
+    T_WAIT(&loop, gateway_counter("streams") == 0);
+    stop_all();
+}
+
 /* ---- the admin port ---- */
 
 /* One request on a connection of its own; the status code, and the body in body. */
@@ -962,6 +987,7 @@ int main(void)
         cmocka_unit_test(a_stop_does_not_wait_for_room),
         cmocka_unit_test(a_stop_does_not_wait_for_memory),
         cmocka_unit_test(health_follows_the_models),
+        cmocka_unit_test(watches_leave_room_for_checks),
         cmocka_unit_test(the_admin_port_answers),
         cmocka_unit_test(certificates_are_read_again),
         cmocka_unit_test(client_authorities_are_read_again),
