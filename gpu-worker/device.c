@@ -23,6 +23,8 @@
 #define MAX_REGIONS 32u  /* own leases for outputs */
 #define MAX_HOLDS   16384u
 #define IDLE_MS     10000u
+#define QUEUE_MAX   64u   /* batches; a scheduler sends two at a time */
+#define PATIENCE_MS 5000u /* less than it takes the scheduler to believe that we hang */
 
 /* Another process's lease as this thread knows it. */
 struct mapping {
@@ -48,13 +50,16 @@ struct wk_device {
     uv_thread_t thread;
     uv_loop_t loop;
     uv_timer_t idle;
-    uv_idle_t next; /* active while a batch is ready to run */
+    uv_idle_t next;      /* active while a batch is ready to run */
+    uv_timer_t patience; /* active while the head of the queue waits for memory */
+    bool waited_enough;  /* it has gone off */
     struct cm_mailbox mailbox;
 
     struct cm_channel *channel; /* to the scheduler; NULL: none */
     uint64_t scheduler;         /* the instance that the last channel led to */
     bool served;                /* it has sent batches */
     struct queued *first, **last;
+    unsigned n_queued;
     bool need_region; /* asked for, not answered */
     bool stopping;
     size_t refused_bytes; /* smallest region that memmgr refused since the last success; 0: none */
@@ -207,6 +212,7 @@ static void close_channel(struct wk_device *device)
     }
     device->first = NULL;
     device->last = &device->first;
+    device->n_queued = 0;
     forget_refusals(device);
     wk_outputs_limbo(device->outputs);
 }
@@ -243,6 +249,7 @@ static void send_failure(struct wk_device *device, const struct queued *batch, e
 }
 
 static void on_next(uv_idle_t *next);
+static void run_next(struct wk_device *device);
 
 static struct wk_loaded *find_model(struct wk_device *device, struct cm_model_ref ref)
 {
@@ -371,11 +378,31 @@ static bool advance(struct wk_device *device, const struct queued *batch)
         code = cm_fail(&err, CM_DEADLINE, "the deadline passed before the batch was run");
     else
         code = run_batch(device, batch, loaded, &err);
-    if (code == CM_AGAIN)
+    if (code == CM_AGAIN && !device->waited_enough)
         return false;
+    if (code == CM_AGAIN)
+        code = cm_fail(&err, CM_UNAVAILABLE, "no memory came for the batch in time");
     if (code != CM_OK)
         send_failure(device, batch, code, err.text);
     return true;
+}
+
+static void on_patience(uv_timer_t *timer)
+{
+    struct wk_device *device = timer->data;
+    device->waited_enough = true;
+    run_next(device);
+}
+
+/* The head of the queue may wait so long and no longer: what keeps memory (a client that does not
+ * read, a memmgr that is away) must not make a sound worker look hung. */
+static void bound_wait(struct wk_device *device, bool waits)
+{
+    device->waited_enough = false;
+    if (!waits)
+        uv_timer_stop(&device->patience);
+    else if (!uv_is_active((uv_handle_t *)&device->patience))
+        uv_timer_start(&device->patience, on_patience, device->options.patience_ms, 0);
 }
 
 /* Runs the head of the queue, if it can run. Another one behind it is for the loop's next turn. */
@@ -390,8 +417,10 @@ static void run_next(struct wk_device *device)
         device->first = batch->next;
         if (!device->first)
             device->last = &device->first;
+        device->n_queued--;
         free(batch);
     }
+    bound_wait(device, batch && !finished);
     publish_counters(device);
     if (finished && device->first)
         uv_idle_start(&device->next, on_next);
@@ -419,18 +448,21 @@ static void abandon_item(struct wk_device *device, const struct cm_record_abando
 
 static void queue_batch(struct wk_device *device, const void *payload, uint32_t length)
 {
-    struct queued *batch = malloc(sizeof *batch - sizeof batch->record + (size_t)length);
+    struct queued *batch = device->n_queued < QUEUE_MAX
+                               ? malloc(sizeof *batch - sizeof batch->record + (size_t)length)
+                               : NULL;
     device->served = true;
     if (!batch) {
         struct queued lost = {.received_ns = cm_now_ns()};
         memcpy(&lost.record, payload, sizeof lost.record);
-        send_failure(device, &lost, CM_UNAVAILABLE, "the worker is out of memory");
+        send_failure(device, &lost, CM_UNAVAILABLE, "the worker has no room for the batch");
         return;
     }
     *batch = (struct queued){.received_ns = cm_now_ns(), .length = length};
     memcpy(&batch->record, payload, length);
     *device->last = batch;
     device->last = &batch->next;
+    device->n_queued++;
 }
 
 static void on_record(void *ctx, struct cm_channel *channel, uint8_t type, const void *payload,
@@ -577,6 +609,7 @@ static void stop(struct wk_device *device)
         close_channel(device);
     uv_close((uv_handle_t *)&device->next, NULL);
     uv_close((uv_handle_t *)&device->idle, NULL);
+    uv_close((uv_handle_t *)&device->patience, NULL);
     cm_mailbox_close(&device->mailbox);
 }
 
@@ -650,6 +683,8 @@ static enum cm_err init_loop(struct wk_device *device)
     }
     CM_ASSERT(uv_timer_init(&device->loop, &device->idle) == 0);
     device->idle.data = device;
+    CM_ASSERT(uv_timer_init(&device->loop, &device->patience) == 0);
+    device->patience.data = device;
     CM_ASSERT(uv_idle_init(&device->loop, &device->next) == 0);
     device->next.data = device;
     CM_ASSERT(uv_timer_start(&device->idle, on_idle, IDLE_MS, IDLE_MS) == 0);
@@ -677,6 +712,8 @@ enum cm_err wk_device_create(const struct wk_device_options *options, struct cm_
     if (!device)
         return cm_fail(err, CM_NOMEM, "no memory for the device thread");
     device->options = *options;
+    if (device->options.patience_ms == 0)
+        device->options.patience_ms = PATIENCE_MS;
     device->last = &device->first;
     device->record = calloc(1, CM_RECORD_MAX);
     enum cm_err code = device->record ? wk_outputs_create(&outputs, &device->outputs) : CM_NOMEM;
@@ -694,6 +731,7 @@ enum cm_err wk_device_create(const struct wk_device_options *options, struct cm_
         code = cm_fail_errno(err, -failed, "no device thread");
         uv_close((uv_handle_t *)&device->next, NULL);
         uv_close((uv_handle_t *)&device->idle, NULL);
+        uv_close((uv_handle_t *)&device->patience, NULL);
         cm_mailbox_close(&device->mailbox);
         uv_run(&device->loop, UV_RUN_DEFAULT);
         uv_loop_close(&device->loop);

@@ -84,6 +84,7 @@ struct wk_device;
 struct wk_device_options {
     struct wk_engine_options engine;
     uint32_t index;           /* of this worker */
+    uint32_t patience_ms;     /* how long a batch may wait for memory; 0: five seconds */
     struct cm_mailbox *owner; /* where the device's mails go; outlives the device */
 };
 

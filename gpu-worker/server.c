@@ -410,7 +410,8 @@ static void on_mail(void *ctx, struct cm_mail *item)
 static enum cm_err create_parts(struct wk_server *server, struct cm_error *err)
 {
     const struct wk_server_options *options = &server->options;
-    struct wk_device_options device = {options->engine, options->index, &server->mailbox};
+    struct wk_device_options device = {
+        .engine = options->engine, .index = options->index, .owner = &server->mailbox};
     struct cm_bus_options bus = {options->loop,  options->run_dir, CM_ROLE_WORKER,
                                  options->index, on_message,       server};
     struct mm_client_options memory = {

@@ -125,7 +125,7 @@ static void load_model(void)
 
 static int set_up(void **state)
 {
-    struct wk_device_options options = {.owner = &f.mailbox};
+    struct wk_device_options options = {.owner = &f.mailbox, .patience_ms = 500};
     struct cm_error err = {0};
     (void)state;
     memset(&f, 0, sizeof f);
@@ -247,6 +247,19 @@ static void a_batch_waits_for_its_lease(void **state)
     T_WAIT(&f.loop, f.mails[WK_MAIL_CLOSED_LEASE] == 1);
 }
 
+/* Nobody answers: not forever. */
+static void no_batch_waits_forever(void **state)
+{
+    (void)state;
+    f.answer_leases = false;
+    execute(1, 1, REGION, CM_NEVER);
+    execute(2, 1, REGION, CM_NEVER);
+    cm_channel_flush(f.channel);
+    T_WAIT(&f.loop, f.n_done == 2);
+    assert_int_equal(f.status[0], CM_UNAVAILABLE);
+    assert_int_equal(f.status[1], CM_UNAVAILABLE);
+}
+
 static void a_refused_lease_fails_its_batch(void **state)
 {
     (void)state;
@@ -320,6 +333,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(abandoned_items_are_left_out, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_batch_waits_for_its_lease, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(no_batch_waits_forever, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_refused_lease_fails_its_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(unknown_models_and_late_batches_are_refused, set_up,
                                         tear_down),
