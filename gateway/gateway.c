@@ -617,6 +617,7 @@ static enum cm_err start(struct gw *gw, struct cm_error *err)
 static void gw_fini(struct gw *gw)
 {
     gw_calls_fini(gw);
+    gw_leases_fini(gw);
     gw_link_fini(&gw->link);
     gw_arena_destroy(gw->arena);
     gw_models_unref(gw->models);

@@ -379,6 +379,8 @@ void gw_reply_record(struct gw *gw, const struct cm_record_reply *reply);
 void gw_leases_revoked(struct gw *gw, const struct mm_lease *lease);
 /* Closes what is revoked or idle and not in use; all: whatever is not in use. */
 void gw_leases_tidy(struct gw *gw, uint64_t now_ns, bool all);
+/* Forgets those that were still in use when the process let go of memmgr; the mappings go with it. */
+void gw_leases_fini(struct gw *gw);
 
 /* unary.c: the small calls; health.c: Check, and Watch on the loop. */
 void gw_server_live(struct gw_call *call, const uint8_t *bytes, size_t length);

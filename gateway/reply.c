@@ -128,6 +128,12 @@ void gw_leases_tidy(struct gw *gw, uint64_t now_ns, bool all)
     }
 }
 
+void gw_leases_fini(struct gw *gw)
+{
+    while (gw->leases)
+        lease_remove(gw->leases);
+}
+
 /* ---- answers ---- */
 
 /* One output of an answer and its bytes in the worker's lease. */
