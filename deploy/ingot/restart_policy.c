@@ -48,15 +48,17 @@ struct ig_restart_verdict ig_restart_on_exit(struct ig_restart *restart, uint64_
                                              int exit_code)
 {
     struct ig_restart_verdict verdict = {.action = IG_RESTART_AFTER};
-    if (exit_code == CM_EXIT_USAGE) {
+    bool steady = restart->ready && now_ns - restart->ready_ns >= IG_RESTART_STEADY_NS;
+    restart->proven |= steady;
+    if (exit_code == CM_EXIT_USAGE && !restart->proven) {
         verdict.action = IG_RESTART_CONFIGURATION;
         return verdict;
     }
-    if (!restart->ready && note_failed_start(restart, now_ns)) {
+    if (!restart->ready && !restart->proven && note_failed_start(restart, now_ns)) {
         verdict.action = IG_RESTART_GIVE_UP;
         return verdict;
     }
-    if (restart->ready && now_ns - restart->ready_ns >= IG_RESTART_STEADY_NS)
+    if (steady)
         restart->streak = 0;
     verdict.delay_ns = delay_of(restart->streak);
     restart->streak++;
