@@ -23,7 +23,8 @@
 #define MAX_REGIONS 32u  /* own leases for outputs */
 #define MAX_HOLDS   16384u
 #define IDLE_MS     10000u
-#define QUEUE_MAX   64u   /* batches; a scheduler sends two at a time */
+#define QUEUE_MAX   64u /* batches; a scheduler sends two at a time */
+#define VERDICT_MS  500u
 #define PATIENCE_MS 5000u /* less than it takes the scheduler to believe that we hang */
 
 /* Another process's lease as this thread knows it. */
@@ -53,6 +54,8 @@ struct wk_device {
     uv_idle_t next;      /* active while a batch is ready to run */
     uv_timer_t patience; /* active while the head of the queue waits for memory */
     bool waited_enough;  /* it has gone off */
+    bool in_doubt;       /* the channel leads to a scheduler that ended the last one, or died */
+    uv_timer_t verdict;
     struct cm_mailbox mailbox;
 
     struct cm_channel *channel; /* to the scheduler; NULL: none */
@@ -213,6 +216,8 @@ static void close_channel(struct wk_device *device)
     device->first = NULL;
     device->last = &device->first;
     device->n_queued = 0;
+    device->in_doubt = false;
+    uv_timer_stop(&device->verdict);
     forget_refusals(device);
     wk_outputs_limbo(device->outputs);
 }
@@ -465,12 +470,23 @@ static void queue_batch(struct wk_device *device, const void *payload, uint32_t 
     device->n_queued++;
 }
 
+/* It lives: see on_verdict. Nothing that it sends is taken any more. */
+static void cut_off(struct wk_device *device)
+{
+    if (!uv_is_active((uv_handle_t *)&device->verdict))
+        return; /* said already */
+    uv_timer_stop(&device->verdict);
+    tell(device, &(struct wk_mail){.kind = WK_MAIL_CUT_OFF});
+}
+
 static void on_record(void *ctx, struct cm_channel *channel, uint8_t type, const void *payload,
                       uint32_t length)
 {
     struct wk_device *device = ctx;
     (void)channel;
-    if (type == CM_RECORD_EXECUTE)
+    if (device->in_doubt)
+        cut_off(device);
+    else if (type == CM_RECORD_EXECUTE)
         queue_batch(device, payload, length);
     else if (type == CM_RECORD_ABANDON)
         abandon_item(device, payload);
@@ -507,7 +523,14 @@ static void on_closed(void *ctx, struct cm_channel *channel, enum cm_err reason)
 /* A scheduler that lives on after its channel to us has ended gave us up as hung: our batches run
  * elsewhere. It cannot say which of our outputs the gateway still reads, and its RESUMED would free
  * them. So this process ends: its memory stays valid for whoever reads it, and the next one serves.
- */
+ * But memmgr may also hand out a channel to a scheduler that is just dying: that one is silent, and
+ * hangs up at once. */
+static void on_verdict(uv_timer_t *timer)
+{
+    struct wk_device *device = timer->data;
+    tell(device, &(struct wk_mail){.kind = WK_MAIL_CUT_OFF});
+}
+
 static bool is_cut_off(const struct wk_device *device, const struct cm_channel *channel)
 {
     return device->served && cm_channel_peer(channel).instance == device->scheduler;
@@ -518,16 +541,12 @@ static void take_channel(struct wk_device *device, struct cm_channel *channel)
     static const struct cm_channel_events events = {on_record, on_drained, on_closed, NULL};
     struct cm_channel_events mine = events;
     mine.ctx = device;
-    if (is_cut_off(device, channel)) {
-        cm_channel_close(channel);
-        tell(device, &(struct wk_mail){.kind = WK_MAIL_CUT_OFF});
-        return;
-    }
+    bool again = is_cut_off(device, channel);
     if (device->channel)
         close_channel(device);
     device->channel = channel;
     device->scheduler = cm_channel_peer(channel).instance;
-    device->served = false;
+    device->served = again;
     enum cm_err err = cm_channel_start(channel, &device->loop, &mine);
     if (err != CM_OK) {
         cm_log(CM_LOG_ERROR, "channel_failed", "error=%s", cm_err_text(err));
@@ -535,7 +554,11 @@ static void take_channel(struct wk_device *device, struct cm_channel *channel)
         tell(device, &(struct wk_mail){.kind = WK_MAIL_CHANNEL_LOST});
         return;
     }
-    tell(device, &(struct wk_mail){.kind = WK_MAIL_CHANNEL_READY});
+    device->in_doubt = again;
+    if (again)
+        uv_timer_start(&device->verdict, on_verdict, VERDICT_MS, 0);
+    else
+        tell(device, &(struct wk_mail){.kind = WK_MAIL_CHANNEL_READY});
 }
 
 /* ---- mails ---- */
@@ -610,6 +633,7 @@ static void stop(struct wk_device *device)
     uv_close((uv_handle_t *)&device->next, NULL);
     uv_close((uv_handle_t *)&device->idle, NULL);
     uv_close((uv_handle_t *)&device->patience, NULL);
+    uv_close((uv_handle_t *)&device->verdict, NULL);
     cm_mailbox_close(&device->mailbox);
 }
 
@@ -685,6 +709,8 @@ static enum cm_err init_loop(struct wk_device *device)
     device->idle.data = device;
     CM_ASSERT(uv_timer_init(&device->loop, &device->patience) == 0);
     device->patience.data = device;
+    CM_ASSERT(uv_timer_init(&device->loop, &device->verdict) == 0);
+    device->verdict.data = device;
     CM_ASSERT(uv_idle_init(&device->loop, &device->next) == 0);
     device->next.data = device;
     CM_ASSERT(uv_timer_start(&device->idle, on_idle, IDLE_MS, IDLE_MS) == 0);
@@ -732,6 +758,7 @@ enum cm_err wk_device_create(const struct wk_device_options *options, struct cm_
         uv_close((uv_handle_t *)&device->next, NULL);
         uv_close((uv_handle_t *)&device->idle, NULL);
         uv_close((uv_handle_t *)&device->patience, NULL);
+        uv_close((uv_handle_t *)&device->verdict, NULL);
         cm_mailbox_close(&device->mailbox);
         uv_run(&device->loop, UV_RUN_DEFAULT);
         uv_loop_close(&device->loop);

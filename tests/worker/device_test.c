@@ -90,20 +90,26 @@ static void on_closed(void *ctx, struct cm_channel *channel, enum cm_err reason)
     f.hung_up = true;
 }
 
-static void connect_scheduler(void)
+static void open_channel(void)
 {
     const struct cm_channel_events events = {on_record, NULL, on_closed, NULL};
     struct cm_channel_fds ends[2];
     struct cm_channel *theirs = NULL;
     struct cm_error err = {0};
-    struct cm_peer scheduler = {CM_ROLE_SCHEDULER, 0, ++f.schedulers};
+    struct cm_peer scheduler = {CM_ROLE_SCHEDULER, 0, f.schedulers};
     assert_int_equal(cm_channel_make(1, 1u << 20, &err, ends), CM_OK);
     assert_int_equal(
         cm_channel_open(&ends[0], (struct cm_peer){CM_ROLE_WORKER, 0, 5}, &err, &f.channel), CM_OK);
     assert_int_equal(cm_channel_open(&ends[1], scheduler, &err, &theirs), CM_OK);
     assert_int_equal(cm_channel_start(f.channel, &f.loop, &events), CM_OK);
-    unsigned before = f.mails[WK_MAIL_CHANNEL_READY];
     tell((struct wk_mail){.kind = WK_MAIL_CHANNEL, .channel = theirs});
+}
+
+static void connect_scheduler(void)
+{
+    unsigned before = f.mails[WK_MAIL_CHANNEL_READY];
+    f.schedulers++;
+    open_channel();
     T_WAIT(&f.loop, f.mails[WK_MAIL_CHANNEL_READY] > before);
 }
 
@@ -328,6 +334,34 @@ static void a_new_scheduler_learns_what_is_held(void **state)
     assert_int_equal(atomic_load(&wk_device_counters(f.device)->output_bytes_used), 0);
 }
 
+static void a_living_scheduler_frees_nothing(void **state)
+{
+    (void)state;
+    struct cm_record_resumed resumed = {9};
+    execute(1, 3, REGION, CM_NEVER);
+    cm_channel_flush(f.channel);
+    T_WAIT(&f.loop, f.n_done == 1);
+    wait_for_holds(3);
+    /* It has cut the worker off. */
+    cm_channel_close(f.channel);
+    T_WAIT(&f.loop, f.mails[WK_MAIL_CHANNEL_LOST] == 1);
+    open_channel();
+    send_record(CM_RECORD_RESUMED, &resumed, sizeof resumed);
+    send_record(CM_RECORD_RESUMED, &resumed, sizeof resumed);
+    cm_channel_flush(f.channel);
+    T_WAIT(&f.loop, f.mails[WK_MAIL_CUT_OFF] == 1);
+    assert_int_equal(f.mails[WK_MAIL_CHANNEL_READY], 1);
+    assert_int_equal(atomic_load(&wk_device_counters(f.device)->holds), 3);
+    /* It was about to die: its channel hangs up, and the next scheduler is welcome. */
+    cm_channel_close(f.channel);
+    T_WAIT(&f.loop, f.mails[WK_MAIL_CHANNEL_LOST] == 2);
+    open_channel();
+    cm_channel_close(f.channel);
+    T_WAIT(&f.loop, f.mails[WK_MAIL_CHANNEL_LOST] == 3);
+    assert_int_equal(f.mails[WK_MAIL_CUT_OFF], 1);
+    connect_scheduler();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -339,6 +373,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(output_memory_is_waited_for_or_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_new_scheduler_learns_what_is_held, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_living_scheduler_frees_nothing, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -340,12 +340,12 @@ static void a_worker_that_was_given_up_starts_anew(void **state)
     /* Nothing was asked of it: a channel that breaks now is replaced. */
     cm_channel_close(channel);
     channel = NULL;
-    T_WAIT(&loop, channel && hellos == 2);
+    T_WAIT(&loop, channel && hellos >= 2);
     assert_int_equal(run(1, 1, 1), CM_STALE);
     /* The next scheduler finds it alive. */
     close_scheduler();
     open_scheduler();
-    T_WAIT(&loop, channel && hellos == 3);
+    T_WAIT(&loop, channel && hellos >= 3);
     assert_int_equal(run(1, 1, 1), CM_STALE);
     cm_channel_close(channel);
     channel = NULL;
