@@ -9,6 +9,7 @@
 #include <arpa/inet.h>
 #include <grpc/grpc_security.h>
 #include <jansson.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -412,6 +413,27 @@ static void certificates_are_read_again(void **state)
     assert_int_equal(stop_softly(&gateway_pid), 0);
 }
 
+/* Ten seconds are what a handshake may take, whatever the peer does or does not do. */
+static void slow_handshakes_end(void **state)
+{
+    (void)state;
+    start_tls(false);
+    int ends[2] = {dial(), dial()};
+    uint64_t begin = cm_now_ns();
+    /* A ClientHello of 512 bytes is announced, and a few of them come; the other says nothing. */
+    assert_int_equal(write(ends[0], "\x16\x03\x01\x02\x00\x01", 6), 6);
+    for (unsigned i = 0; i < 2; i++) {
+        struct pollfd end = {ends[i], POLLIN, 0};
+        char byte;
+        assert_int_equal(poll(&end, 1, 16000), 1);
+        assert_true(read(ends[i], &byte, 1) <= 0);
+        close(ends[i]);
+    }
+    assert_true(cm_now_ns() - begin > 8 * CM_NS_PER_S);
+    T_WAIT(&loop, gateway_counter("connections") == 0);
+    assert_int_equal(stop_softly(&gateway_pid), 0);
+}
+
 static void client_authorities_are_read_again(void **state)
 {
     (void)state;
@@ -446,6 +468,7 @@ int main(void)
         cmocka_unit_test(watches_leave_room_for_checks),
         cmocka_unit_test(the_admin_port_answers),
         cmocka_unit_test(certificates_are_read_again),
+        cmocka_unit_test(slow_handshakes_end),
         cmocka_unit_test(client_authorities_are_read_again),
     };
     int failed = cmocka_run_group_tests(tests, fake_setup, NULL);
