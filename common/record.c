@@ -206,6 +206,16 @@ static enum cm_err check_fixed(struct cursor *cursor, size_t size, struct cm_err
     return cursor_take(cursor, size) ? CM_OK : too_short(err, "fixed part");
 }
 
+static enum cm_err check_abandon(struct cursor *cursor, struct cm_error *err)
+{
+    const struct cm_record_abandon *abandon = cursor_take(cursor, sizeof *abandon);
+    if (!abandon)
+        return too_short(err, "fixed part");
+    if (abandon->reserved != 0)
+        return cm_fail(err, CM_CORRUPT, "ABANDON: reserved field is not zero");
+    return CM_OK;
+}
+
 static enum cm_err check_body(uint8_t type, struct cursor *cursor, struct cm_error *err)
 {
     switch ((enum cm_record_type)type) {
@@ -228,7 +238,7 @@ static enum cm_err check_body(uint8_t type, struct cursor *cursor, struct cm_err
     case CM_RECORD_RESUMED:
         return check_fixed(cursor, sizeof(struct cm_record_resumed), err);
     case CM_RECORD_ABANDON:
-        return check_fixed(cursor, sizeof(struct cm_record_abandon), err);
+        return check_abandon(cursor, err);
     }
     return cm_fail(err, CM_CORRUPT, "record type %u is unknown", type);
 }

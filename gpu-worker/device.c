@@ -66,7 +66,6 @@ struct wk_device {
     bool need_region; /* asked for, not answered */
     bool stopping;
     size_t refused_bytes; /* smallest region that memmgr refused since the last success; 0: none */
-    struct cm_error refused;
 
     struct wk_loaded *models[MAX_MODELS];
     unsigned n_models;
@@ -326,8 +325,8 @@ static enum cm_err reserve_slab(struct wk_device *device, struct wk_slab *slab,
     COUNT(device, waits, 1);
     bool refused = device->refused_bytes && bytes >= device->refused_bytes;
     if (code == CM_LIMIT && refused)
-        return cm_fail(err, CM_UNAVAILABLE, "no memory for the outputs: %.200s",
-                       device->refused.text);
+        /* The reason is in the log: it speaks of this node, the sentence goes to a client. */
+        return cm_fail(err, CM_UNAVAILABLE, "there is no memory for the outputs now");
     if (!device->need_region && !refused) {
         device->need_region = true;
         tell(device, &(struct wk_mail){.kind = WK_MAIL_NEED_REGION, .number = bytes});
@@ -606,7 +605,6 @@ static void take_region(struct wk_device *device, const struct wk_mail *mail)
     device->need_region = false;
     if (!mail->lease) {
         device->refused_bytes = mail->number;
-        device->refused = mail->error;
         cm_log(CM_LOG_WARN, "no_output_memory", "bytes=%llu error=%s",
                (unsigned long long)mail->number, mail->error.text);
         return;
@@ -619,7 +617,8 @@ static void take_region(struct wk_device *device, const struct wk_mail *mail)
         return;
     tell(device, &(struct wk_mail){.kind = WK_MAIL_GIVE_REGION, .number = mail->lease->region});
     device->refused_bytes = mail->number;
-    cm_fail(&device->refused, err, "the worker has all the output memory that it may have");
+    cm_log(CM_LOG_WARN, "no_output_memory", "bytes=%llu error=%s", (unsigned long long)mail->number,
+           cm_err_text(err));
 }
 
 static void stop(struct wk_device *device)

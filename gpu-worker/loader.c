@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LOADS    256u
-#define DEFAULT_ROWS 32u
+#define MAX_SEALS_LOST 8u
+#define MAX_LOADS      256u
+#define DEFAULT_ROWS   32u
 
 enum load_state {
     LOAD_QUEUED,
@@ -36,6 +37,7 @@ struct load {
     struct mm_weights *weights;
     size_t weights_bytes;
     uint32_t max_rows;
+    unsigned seals_lost;
     bool posted; /* the device has, or is getting, the model */
 };
 
@@ -49,6 +51,7 @@ struct wk_loader {
 };
 
 static void start_next(struct wk_loader *loader);
+static void ask_weights(struct load *load);
 
 enum cm_err wk_loader_create(const struct wk_loader_options *options, struct wk_loader **ret_loader)
 {
@@ -130,12 +133,15 @@ static void on_sealed(void *ctx, const struct cm_error *error, struct mm_weights
 {
     struct load *load = ctx;
     load->weights = weights;
-    if (error->code != CM_OK) {
+    if (error->code == CM_OK) {
+        attach(load, weights->base);
+    } else if (error->code == CM_STALE && load->seals_lost++ < MAX_SEALS_LOST) {
+        /* memmgr died or lost us while we packed, and somebody else may be the writer now. */
+        ask_weights(load);
+    } else {
         load->error = *error;
         finish(load);
-        return;
     }
-    attach(load, weights->base);
 }
 
 static void pack_work(uv_work_t *work)
@@ -181,6 +187,20 @@ static void on_weights(void *ctx, const struct cm_error *error, struct mm_weight
     }
 }
 
+static void ask_weights(struct load *load)
+{
+    char label[CM_MODEL_NAME_MAX + 16];
+    uint8_t key[32];
+    wk_model_weights_key(load->model, key);
+    snprintf(label, sizeof label, "%s/%u", load->name, load->version);
+    enum cm_err err = mm_client_weights(load->loader->options.memory, key, load->weights_bytes,
+                                        label, on_weights, load);
+    if (err == CM_OK)
+        return;
+    cm_fail(&load->error, err, "cannot ask for the weights: %s", cm_err_text(err));
+    finish(load);
+}
+
 static void parse_work(uv_work_t *work)
 {
     struct load *load = cm_container_of(work, struct load, work);
@@ -207,21 +227,14 @@ static void parse_done(uv_work_t *work, int status)
     if (status != 0)
         cm_fail_errno(&load->error, -status, "cannot parse the model");
     if (load->error.code == CM_OK) {
-        char label[CM_MODEL_NAME_MAX + 16];
-        uint8_t key[32];
         load->max_rows = effective_rows(load, wk_model_signature(load->model));
         load->weights_bytes = wk_model_weights_bytes(load->model);
         if (load->weights_bytes == 0) {
             attach(load, NULL);
             return;
         }
-        wk_model_weights_key(load->model, key);
-        snprintf(label, sizeof label, "%s/%u", load->name, load->version);
-        enum cm_err err = mm_client_weights(load->loader->options.memory, key, load->weights_bytes,
-                                            label, on_weights, load);
-        if (err == CM_OK)
-            return;
-        cm_fail(&load->error, err, "cannot ask for the weights: %s", cm_err_text(err));
+        ask_weights(load);
+        return;
     }
     finish(load);
 }

@@ -297,6 +297,22 @@ static void on_load_model(struct wk_server *server, const Ingot__Ipc__Envelope *
         cm_log(CM_LOG_WARN, "answer_not_sent", "to=%s", "load_model");
 }
 
+/* Something that is not for a worker. Who waits for an answer gets one. */
+static void refuse_message(struct wk_server *server, const Ingot__Ipc__Envelope *message)
+{
+    Ingot__Ipc__Envelope answer = INGOT__IPC__ENVELOPE__INIT;
+    Ingot__Ipc__Error error = INGOT__IPC__ERROR__INIT;
+    cm_log(CM_LOG_DEBUG, "message_ignored", "body=%d", (int)message->body_case);
+    if (!message->wants_answer)
+        return;
+    error.code = CM_UNSUPPORTED;
+    error.text = (char *)"a worker does not take this message";
+    answer.body_case = INGOT__IPC__ENVELOPE__BODY_ERROR;
+    answer.error = &error;
+    if (cm_bus_answer(server->bus, message, &answer) != CM_OK)
+        cm_log(CM_LOG_DEBUG, "answer_not_sent", "to=%s", "a stranger");
+}
+
 static void on_message(void *ctx, struct cm_bus *bus, const Ingot__Ipc__Envelope *message)
 {
     struct wk_server *server = ctx;
@@ -309,7 +325,7 @@ static void on_message(void *ctx, struct cm_bus *bus, const Ingot__Ipc__Envelope
     else if (message->body_case == INGOT__IPC__ENVELOPE__BODY_STATS_QUERY)
         answer_stats(server, message);
     else
-        cm_log(CM_LOG_DEBUG, "message_ignored", "body=%d", (int)message->body_case);
+        refuse_message(server, message);
 }
 
 /* ---- memmgr's events ---- */

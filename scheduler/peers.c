@@ -141,7 +141,9 @@ static struct sd_peer **slot_of(struct sd_server *server, enum cm_role role, uin
     return NULL;
 }
 
-/* dead: false if the same life goes on over another channel. */
+/* dead: false if the same life may go on over another channel. Then its outputs stay: a gateway
+ * that we cut off may still be sending them, and will say over its next channel which ones it
+ * holds. */
 static void close_peer(struct sd_peer *peer, bool dead)
 {
     struct sd_server *server = peer->server;
@@ -174,7 +176,7 @@ void sd_peers_close_doomed(struct sd_server *server)
             close_peer(server->workers[i], true);
     for (uint32_t i = 0; i < SD_MAX_GATEWAYS; i++)
         if (server->gateways[i] && server->gateways[i]->doomed)
-            close_peer(server->gateways[i], true);
+            close_peer(server->gateways[i], server->gateways[i]->gone);
 }
 
 void sd_peers_close_all(struct sd_server *server)
@@ -221,6 +223,7 @@ static void on_closed(void *ctx, struct cm_channel *channel, enum cm_err reason)
 {
     struct sd_peer *peer = ctx;
     (void)channel;
+    peer->gone = reason == CM_CLOSED;
     doom(peer, reason == CM_CLOSED ? "it is gone" : cm_err_text(reason));
     sd_server_turn(peer->server);
 }

@@ -44,6 +44,7 @@ struct sd_peer {
     struct cm_channel *channel;
     bool attached; /* the core knows it: gateways at once, workers after their Hello */
     bool doomed;   /* to be closed at the end of the turn */
+    bool gone;     /* it hung up; else it is we who close, and it may live */
     bool unflushed;
     struct sd_pending *pending, **pending_tail;
     size_t pending_bytes;
