@@ -49,7 +49,8 @@ static void update_ready(struct gw *gw)
 {
     bool near =
         gw_link_up(gw) || (gw->link_lost_ns && cm_now_ns() - gw->link_lost_ns < LINK_GRACE_NS);
-    bool ready = gw->attached && gw->was_settled && near && !atomic_load(&gw->draining);
+    bool ready = gw->attached && gw->memory_answered && gw->was_settled && near &&
+                 !atomic_load(&gw->draining);
     bool before = atomic_exchange(&gw->ready, ready);
     if (ready && !gw->announced) {
         gw->announced = true;
@@ -66,6 +67,9 @@ static void on_lease(void *ctx, const struct cm_error *error, struct mm_lease *l
 {
     struct gw *gw = ctx;
     gw_arena_expect(gw->arena, gw->expected_bytes, false);
+    /* The first request shall find memory. A refusal counts too: there will be an error to tell. */
+    gw->memory_answered = true;
+    update_ready(gw);
     if (lease && gw_arena_add(gw->arena, lease)) {
         gw_infer_unpark(gw, NULL);
         return;

@@ -269,7 +269,7 @@ struct gw {
     atomic_uint n_parked;
     size_t expected_bytes; /* of the lease that is on its way */
     bool hello_pending;
-    bool attached, was_settled, announced, stopping, finished;
+    bool attached, memory_answered, was_settled, announced, stopping, finished;
     uint64_t instance; /* ours, from memmgr */
     uint64_t link_lost_ns, heartbeat_ns, lease_retry_ns, drain_until_ns, idle_since_ns;
     int exit_code;
@@ -379,7 +379,8 @@ void gw_reply_record(struct gw *gw, const struct cm_record_reply *reply);
 void gw_leases_revoked(struct gw *gw, const struct mm_lease *lease);
 /* Closes what is revoked or idle and not in use; all: whatever is not in use. */
 void gw_leases_tidy(struct gw *gw, uint64_t now_ns, bool all);
-/* Forgets those that were still in use when the process let go of memmgr; the mappings go with it. */
+/* Forgets those that were still in use when the process let go of memmgr; the mappings go with it.
+ */
 void gw_leases_fini(struct gw *gw);
 
 /* unary.c: the small calls; health.c: Check, and Watch on the loop. */

@@ -32,7 +32,7 @@ struct mm_lease {
     uint32_t generation;
     bool writable;
     size_t bytes;
-    unsigned char *base; /* page aligned, populated in this process */
+    unsigned char *base; /* page aligned; an own lease is populated in this process */
 };
 
 /* Mapped weights. writer: this process fills base, then seals; else base is read-only. */

@@ -29,8 +29,11 @@ static void work(uv_work_t *uv)
     struct held *held = cm_container_of(uv, struct held, work);
     held->code = CM_OK;
     if (held->job_map) {
-        held->code = mm_memory_map(held->job_fd, held->map_bytes, held->job_writable, &held->error,
-                                   &held->base);
+        held->code =
+            held->job_populate
+                ? mm_memory_map(held->job_fd, held->map_bytes, held->job_writable, &held->error,
+                                &held->base)
+                : mm_memory_map_bare(held->job_fd, held->map_bytes, &held->error, &held->base);
     } else {
         mm_memory_unmap(held->base, held->map_bytes);
         held->base = NULL;
@@ -62,7 +65,10 @@ static void run_job(struct held *held, bool map, bool writable)
     held->job_map = map;
     held->job_writable = writable;
     held->job_fd = held->fd;
-    if (held->map_bytes <= MM_INLINE_MAX) {
+    /* A reader of another's lease must not wait milliseconds for 64 MiB of page tables before its
+     * first request: the pages are there, and each fault maps sixteen of them. */
+    held->job_populate = !(map && held->request->body.header.type == MM_WIRE_OPEN);
+    if (held->map_bytes <= MM_INLINE_MAX || (map && !held->job_populate)) {
         work(&held->work);
         done(held);
         return;

@@ -70,7 +70,7 @@ struct held {
     uint32_t restore_sequence; /* 0: none under way */
     /* The worker thread's. */
     uv_work_t work;
-    bool job_map, job_writable;
+    bool job_map, job_writable, job_populate;
     int job_fd;
     size_t map_bytes;
     void *base;

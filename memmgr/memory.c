@@ -87,6 +87,19 @@ enum cm_err mm_memory_populate(int fd, size_t bytes, struct cm_error *err)
     return code;
 }
 
+enum cm_err mm_memory_map_bare(int fd, size_t bytes, struct cm_error *err, void **ret_base)
+{
+    if (bytes == 0) {
+        *ret_base = NULL;
+        return CM_OK;
+    }
+    void *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return cm_fail_errno(err, errno, "cannot map %zu bytes", bytes);
+    *ret_base = base;
+    return CM_OK;
+}
+
 enum cm_err mm_memory_map(int fd, size_t bytes, bool writable, struct cm_error *err,
                           void **ret_base)
 {

@@ -30,6 +30,11 @@ CM_MUST_CHECK enum cm_err mm_memory_create(size_t bytes, int seals, struct cm_er
 /* Allocates and zeroes every page. Slow. CM_NOMEM where the kernel has none left. */
 CM_MUST_CHECK enum cm_err mm_memory_populate(int fd, size_t bytes, struct cm_error *err);
 
+/* Maps the memory for reading, page tables empty: the first touch of each 64 KiB costs a fault of
+ * some microseconds. Cheap. ret_base is NULL for 0 bytes. */
+CM_MUST_CHECK enum cm_err mm_memory_map_bare(int fd, size_t bytes, struct cm_error *err,
+                                             void **ret_base);
+
 /* Maps the memory with this process's page tables filled. Slow. ret_base is NULL for 0 bytes. */
 CM_MUST_CHECK enum cm_err mm_memory_map(int fd, size_t bytes, bool writable, struct cm_error *err,
                                         void **ret_base);
