@@ -25,9 +25,21 @@ static void malformed(struct gw_call *call)
     gw_call_failf(call, CM_INVALID, "malformed protobuf");
 }
 
+/* For messages without fields: what came is dropped, but it must have been a message. */
+static bool well_formed(struct gw_call *call, ProtobufCMessage *message)
+{
+    if (!message) {
+        malformed(call);
+        return false;
+    }
+    protobuf_c_message_free_unpacked(message, NULL);
+    return true;
+}
+
 void gw_server_live(struct gw_call *call, const uint8_t *bytes, size_t length)
 {
-    (void)bytes, (void)length; /* an empty message: there is nothing to read in it */
+    if (!well_formed(call, (void *)inference__server_live_request__unpack(NULL, length, bytes)))
+        return;
     Inference__ServerLiveResponse message = INFERENCE__SERVER_LIVE_RESPONSE__INIT;
     message.live = true;
     answer(call, &message.base);
@@ -35,7 +47,8 @@ void gw_server_live(struct gw_call *call, const uint8_t *bytes, size_t length)
 
 void gw_server_ready(struct gw_call *call, const uint8_t *bytes, size_t length)
 {
-    (void)bytes, (void)length;
+    if (!well_formed(call, (void *)inference__server_ready_request__unpack(NULL, length, bytes)))
+        return;
     Inference__ServerReadyResponse message = INFERENCE__SERVER_READY_RESPONSE__INIT;
     message.ready = atomic_load_explicit(&call->gw->ready, memory_order_relaxed);
     answer(call, &message.base);
@@ -67,7 +80,8 @@ void gw_model_ready(struct gw_call *call, const uint8_t *bytes, size_t length)
 
 void gw_server_metadata(struct gw_call *call, const uint8_t *bytes, size_t length)
 {
-    (void)bytes, (void)length;
+    if (!well_formed(call, (void *)inference__server_metadata_request__unpack(NULL, length, bytes)))
+        return;
     /* Clients act on this list: only what is there. */
     char *extensions[] = {(char *)(uintptr_t) "binary_tensor_data"};
     Inference__ServerMetadataResponse message = INFERENCE__SERVER_METADATA_RESPONSE__INIT;

@@ -77,6 +77,18 @@ def random_and_truncated_messages(running):
     kit.expect(tally.get("INVALID_ARGUMENT", 0) > 1000, "the mutations were hardly ever invalid")
 
 
+def malformed_small_messages(running):
+    """What is no protobuf is INVALID_ARGUMENT for every unary method, also where no field is read."""
+    methods = [f"/inference.GRPCInferenceService/{rpc}" for rpc in (
+        "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")]
+    methods += [INFER, "/grpc.health.v1.Health/Check"]
+    with running.channel() as channel:
+        for method in methods:
+            call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+            for body in (b"\x0a", b"\x0a\x05ab", b"\xff" * 11, b"\x0b", b"\x07"):
+                kit.expect_code(grpc.StatusCode.INVALID_ARGUMENT, lambda: call(body, timeout=kit.CALL_SECONDS))
+
+
 def wrong_tensors(running):
     """One wrong thing at a time; each is INVALID_ARGUMENT with a sentence (or NOT_FOUND for the model)."""
     huge = 2**62
@@ -298,5 +310,5 @@ def attack(check):
 
 
 cluster.main(*[attack(check) for check in (
-    random_and_truncated_messages, wrong_tensors, oversize_messages, clients_that_die_in_mid_upload,
+    random_and_truncated_messages, malformed_small_messages, wrong_tensors, oversize_messages, clients_that_die_in_mid_upload,
     one_gigabyte_announced, broken_headers, random_cancels, many_connections)])
