@@ -24,10 +24,11 @@ static int stop(const struct ig_command *command, const char *run_dir)
                            "%s", err.text);
     code = ig_control_ask(&control, "down", &err, &answer);
     json_decref(answer);
-    if (code == CM_OK || code == CM_CLOSED)
+    bool asked = code == CM_OK || code == CM_CLOSED;
+    if (asked)
         code = ig_control_wait_end(&control, IG_STOP_BOUND_S * 1000);
     ig_control_disconnect(&control);
-    if (code == CM_DEADLINE)
+    if (asked && code == CM_DEADLINE)
         return ig_complain(command, IG_EXIT_FAILURE,
                            "the cluster in %s is still stopping after %d s; 'ingot status' shows "
                            "which process, and its log is in %s/%s",

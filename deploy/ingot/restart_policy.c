@@ -15,7 +15,7 @@ void ig_restart_on_ready(struct ig_restart *restart, uint64_t now_ns)
 {
     if (restart->ready)
         return;
-    restart->ready = true;
+    restart->ready = restart->proven = true;
     restart->ready_ns = now_ns;
     restart->failed = 0;
 }
@@ -49,7 +49,6 @@ struct ig_restart_verdict ig_restart_on_exit(struct ig_restart *restart, uint64_
 {
     struct ig_restart_verdict verdict = {.action = IG_RESTART_AFTER};
     bool steady = restart->ready && now_ns - restart->ready_ns >= IG_RESTART_STEADY_NS;
-    restart->proven |= steady;
     if (exit_code == CM_EXIT_USAGE && !restart->proven) {
         verdict.action = IG_RESTART_CONFIGURATION;
         return verdict;

@@ -9,9 +9,9 @@
  *     second is a load that the machine bears.)
  *   - Five deaths within 60 s, none of which came after READY, mean that it cannot start: give up.
  *   - CM_EXIT_USAGE means that its arguments or its configuration are wrong: give up at once.
- *   - Neither holds for a process that was once ready for a second. It can start: what keeps it
- * from that now (a certificate that is just being replaced, a full disk, a port that somebody took)
- *     may pass, and the other processes still work. */
+ *   - Neither holds for a process that was ever ready. It can start: what keeps it from that now
+ *     (a certificate that is just being replaced, a full disk, a port that somebody took) may pass,
+ *     and the other processes still work. */
 #ifndef DEPLOY_INGOT_RESTART_POLICY_H
 #define DEPLOY_INGOT_RESTART_POLICY_H
 
@@ -30,7 +30,7 @@
 struct ig_restart {
     bool ready;        /* in this life */
     uint64_t ready_ns; /* when it said so */
-    bool proven;       /* was ready for a second, in whatever life */
+    bool proven;       /* was ready, in whatever life */
     unsigned streak;   /* deaths in a row */
     /* Times of the last deaths before READY, a ring; a life that became ready empties it. */
     uint64_t failed_ns[IG_RESTART_DEATHS];
