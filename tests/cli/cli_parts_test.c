@@ -3,7 +3,6 @@
 #include "deploy/ingot/command.h"
 #include "deploy/ingot/compare.h"
 #include "deploy/ingot/logsink.h"
-#include "deploy/ingot/rpc.h"
 #include "deploy/ingot/rundir.h"
 #include "deploy/ingot/show.h"
 #include "tests/harness/t.h"
@@ -61,7 +60,6 @@ static void bindings_have_a_name_and_a_file(void **state)
     assert_int_equal(ig_parse_binding(text, &err, &binding), CM_INVALID);
 }
 
-/* Every command's page has every section, and every option of its table stands in it. */
 static void a_name_is_bound_once(void **state)
 {
     struct ig_binding list[2];
@@ -76,24 +74,7 @@ static void a_name_is_bound_once(void **state)
     assert_string_equal(list[0].file, "x");
 }
 
-static void credentials_must_be_pem(void **state)
-{
-    static const struct ig_rpc_credentials cases[] = {
-        {.ca_pem = ""},
-        {.ca_pem = "root:x:0:0::/root:/bin/sh"},
-        {.ca_pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
-        {.cert_pem = "no", .key_pem = "no"},
-    };
-    struct cm_error err;
-    struct ig_rpc *rpc = NULL;
-    (void)state;
-    for (unsigned i = 0; i < CM_COUNT_OF(cases); i++)
-        assert_int_equal(ig_rpc_open("localhost:1", &cases[i], &err, &rpc), CM_INVALID);
-    assert_int_equal(ig_rpc_open("localhost:1", &(struct ig_rpc_credentials){0}, &err, &rpc),
-                     CM_OK);
-    ig_rpc_close(rpc);
-}
-
+/* Every command's page has every section, and every option of its table stands in it. */
 static void manuals_are_whole(void **state)
 {
     (void)state;
@@ -408,7 +389,6 @@ int main(void)
         cmocka_unit_test(numbers_are_whole_and_in_range),
         cmocka_unit_test(bindings_have_a_name_and_a_file),
         cmocka_unit_test(a_name_is_bound_once),
-        cmocka_unit_test(credentials_must_be_pem),
         cmocka_unit_test(manuals_are_whole),
         cmocka_unit_test(exit_codes_are_documented),
         cmocka_unit_test(run_dir_has_a_default),
