@@ -49,11 +49,12 @@ struct ig_restart_verdict ig_restart_on_exit(struct ig_restart *restart, uint64_
 {
     struct ig_restart_verdict verdict = {.action = IG_RESTART_AFTER};
     bool steady = restart->ready && now_ns - restart->ready_ns >= IG_RESTART_STEADY_NS;
-    if (exit_code == CM_EXIT_USAGE && !restart->proven) {
+    bool rejected = exit_code == CM_EXIT_USAGE;
+    if (rejected && !restart->proven) {
         verdict.action = IG_RESTART_CONFIGURATION;
         return verdict;
     }
-    if (!restart->ready && !restart->proven && note_failed_start(restart, now_ns)) {
+    if (!restart->ready && !rejected && note_failed_start(restart, now_ns)) {
         verdict.action = IG_RESTART_GIVE_UP;
         return verdict;
     }

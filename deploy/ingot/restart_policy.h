@@ -8,10 +8,9 @@
  *     keeps dying, and its users wait for it. (Should it die each second for ever, one start a
  *     second is a load that the machine bears.)
  *   - Five deaths within 60 s, none of which came after READY, mean that it cannot start: give up.
- *   - CM_EXIT_USAGE means that its arguments or its configuration are wrong: give up at once.
- *   - Neither holds for a process that was ever ready. It can start: what keeps it from that now
- *     (a certificate that is just being replaced, a full disk, a port that somebody took) may pass,
- *     and the other processes still work. */
+ *   - CM_EXIT_USAGE means that its arguments or its configuration are wrong: give up at once,
+ * unless it was ready in an earlier life. Then its arguments are right, and what it rejects (a
+ *     certificate whose key is just being replaced) may be right again soon. */
 #ifndef DEPLOY_INGOT_RESTART_POLICY_H
 #define DEPLOY_INGOT_RESTART_POLICY_H
 
