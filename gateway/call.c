@@ -50,7 +50,7 @@ static void infer_init(struct gw_infer *infer)
 {
     infer->model = NULL;
     infer->block = (struct gw_block){0};
-    infer->id_length = 0;
+    atomic_store_explicit(&infer->id_length, 0, memory_order_relaxed);
     infer->again = 0;
     infer->held = NULL;
     infer->reply = NULL;
@@ -192,10 +192,13 @@ static const char *request_id(const struct gw_call *call, char buffer[GW_REQUEST
     if (call->context.request_id[0])
         return call->context.request_id;
     buffer[0] = 0;
-    if (call->method->kind == GW_KIND_INFER && infer->id_length <= GW_REQUEST_ID_MAX &&
-        gw_word_valid(infer->id, infer->id_length)) {
-        memcpy(buffer, infer->id, infer->id_length);
-        buffer[infer->id_length] = 0;
+    if (call->method->kind != GW_KIND_INFER)
+        return buffer;
+    /* I2: pairs with I1: the whole id, or none yet. */
+    size_t length = atomic_load_explicit(&infer->id_length, memory_order_acquire);
+    if (length <= GW_REQUEST_ID_MAX && gw_word_valid(infer->id, length)) {
+        memcpy(buffer, infer->id, length);
+        buffer[length] = 0;
     }
     return buffer;
 }

@@ -127,8 +127,8 @@ struct gw_infer {
     struct cm_tensor_desc inputs[CM_MAX_TENSORS];
     uint8_t order[CM_MAX_TENSORS]; /* the answer's outputs */
     uint8_t n_outputs;
-    char id[GW_ID_MAX]; /* the Open Inference Protocol's, echoed */
-    uint16_t id_length;
+    char id[GW_ID_MAX];         /* the Open Inference Protocol's, echoed */
+    _Atomic uint16_t id_length; /* I1: set after id; a deadline on the loop may read both */
     uint64_t decoded_ns, submitted_ns;
     uint8_t again;        /* submissions after the first that were not a scheduler's death */
     struct gw_held *held; /* loop thread */

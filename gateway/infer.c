@@ -41,7 +41,8 @@ static void keep_id(struct gw_call *call, struct gw_text id)
     if (id.length > GW_ID_MAX)
         return;
     memcpy(call->infer.id, id.data, id.length);
-    call->infer.id_length = (uint16_t)id.length;
+    atomic_store_explicit(&call->infer.id_length, (uint16_t)id.length,
+                          memory_order_release); /* I1: pairs with I2 */
 }
 
 static void fill_submit(struct gw_call *call, const struct gw_request *request,

@@ -314,8 +314,8 @@ static void send_answer(struct gw_call *call, const struct cm_record_reply *repl
     answer->wire.header = (struct gw_put){answer->header, 0, sizeof answer->header};
     bool fits = call->method->oip
                     ? gw_answer_oip(infer->model, answer->outputs, answer->n_outputs,
-                                    (struct gw_text){infer->id, infer->id_length}, &answer->stats,
-                                    &answer->wire)
+                                    (struct gw_text){infer->id, atomic_load(&infer->id_length)},
+                                    &answer->stats, &answer->wire)
                     : gw_answer_ingot(infer->model, answer->outputs, answer->n_outputs,
                                       &answer->stats, &answer->wire);
     if (!fits) {
