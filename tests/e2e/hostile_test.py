@@ -4,12 +4,14 @@
 Every check ends by proving that the same processes are still there (no restart), still answer right, and that the gateway holds
 no call and no memory of the attack.
 """
+import json
 import os
 import random
 import resource
 import socket
 import struct
 import threading
+import urllib.request
 
 import grpc
 
@@ -24,6 +26,12 @@ OIP = kit.compile_protos([(str(cluster.ROOT / "proto"), "inference.proto")])[0]
 CANCELS = int(os.environ.get("INGOT_TEST_CANCELS", "100000"))
 
 
+def answer_to(running, i):
+    """The cluster's answer to sample digit i."""
+    with running.channel() as channel:
+        return kit.unary(channel, INFER, PB.InferResponse)(cluster.digit_request(PB, i)).outputs[0].data
+
+
 class Watch:
     """What must be the same after an attack as before it."""
 
@@ -33,8 +41,7 @@ class Watch:
         self.wanted = self.answer()
 
     def answer(self):
-        with self.running.channel() as channel:
-            return kit.unary(channel, INFER, PB.InferResponse)(cluster.digit_request(PB, 3)).outputs[0].data
+        return answer_to(self.running, 3)
 
     def check(self):
         kit.expect_equal(self.running.pids(), self.pids, "the processes")
@@ -249,10 +256,28 @@ def broken_headers(running):
             kit.expect_code(grpc.StatusCode.UNIMPLEMENTED, lambda call=call: call(b"", timeout=5))
 
 
+def health(running):
+    with urllib.request.urlopen(f"http://{running.addresses()['http']}/health", timeout=10) as answer:
+        return json.load(answer)
+
+
 def random_cancels(running):
-    """Calls cancelled at random moments of their lives, from several connections; then nothing is left of them."""
-    threads, failures = [], []
+    """Calls cancelled at random moments of their lives, from several connections: each ends as CANCELLED, or with its right
+    answer if that was faster; then the gateway has no call left, and every SUBMIT has had its one REPLY."""
+    tally, failures, lock = {}, [], threading.Lock()
+    wanted = [answer_to(running, i) for i in range(4)]
+    before = health(running)["counters"]
     each = CANCELS // 4
+
+    def end(seed, future):
+        future.cancel()
+        code = future.code()
+        if code == grpc.StatusCode.OK:
+            kit.expect(PB.InferResponse.FromString(future.result()).outputs[0].data == wanted[seed], "a wrong answer")
+        else:
+            kit.expect_equal(code, grpc.StatusCode.CANCELLED, "the status of a cancelled call")
+        with lock:
+            tally[code.name] = tally.get(code.name, 0) + 1
 
     def storm(seed):
         rng = random.Random(seed)
@@ -263,23 +288,40 @@ def random_cancels(running):
             for _ in range(each):
                 pending.append(infer.future(body, timeout=30))
                 if len(pending) >= rng.randint(1, 64):
-                    pending.pop(rng.randrange(len(pending))).cancel()
+                    end(seed, pending.pop(rng.randrange(len(pending))))
                 if len(pending) >= 64:
                     rng.shuffle(pending)
                     for future in pending[:48]:
-                        future.cancel()
+                        end(seed, future)
                     del pending[:48]
             for future in pending:
-                future.cancel()
+                end(seed, future)
 
-    for seed in range(4):
-        thread = threading.Thread(target=storm, args=(seed,))
+    def guarded(seed):
+        try:
+            storm(seed)
+        except Exception as error:  # a thread's failure must be the test's
+            failures.append(repr(error))
+
+    threads = [threading.Thread(target=guarded, args=(seed,)) for seed in range(4)]
+    for thread in threads:
         thread.start()
-        threads.append(thread)
     for thread in threads:
         thread.join(500)
         kit.expect(not thread.is_alive(), "a storm hangs")
-    kit.expect(not failures, str(failures))
+    kit.expect(not failures, f"{failures[:2]}")
+    print(f"# {tally}")
+    kit.expect_equal(sum(tally.values()), each * 4, "calls that ended")
+    kit.expect(tally.get("CANCELLED", 0) > each, "hardly any call was cancelled in time")
+
+    def settled():
+        now = health(running)
+        counters = now["counters"]
+        submits, replies = (counters[k] - before[k] for k in ("submitted", "replies"))
+        return now["in_flight"] == 0 and submits == replies
+
+    running.wait("no call in the gateway, a REPLY for each SUBMIT", 20, settled)
+    kit.expect(health(running)["counters"]["cancels"] > before["cancels"], "no cancel reached the scheduler")
 
 
 def many_connections(running):
