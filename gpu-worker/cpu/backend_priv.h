@@ -73,14 +73,15 @@ void cpu_strides(const struct cm_shape *shape, ptrdiff_t ret_strides[CM_MAX_RANK
  * returns the padded floats per thread. */
 size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats);
 
-cpu_prepare_fn cpu_prepare_unary, cpu_prepare_not, cpu_prepare_where, cpu_prepare_clip,
-    cpu_prepare_binary, cpu_prepare_variadic, cpu_prepare_cast, cpu_prepare_batch_norm,
-    cpu_prepare_softmax, cpu_prepare_reduce, cpu_prepare_global_pool, cpu_prepare_conv,
-    cpu_prepare_pool, cpu_prepare_matmul, cpu_prepare_gemm, cpu_prepare_concat, cpu_prepare_slice,
-    cpu_prepare_transpose, cpu_prepare_expand, cpu_prepare_gather, cpu_prepare_pad,
-    cpu_prepare_constant_of_shape;
-cpu_layout_fn cpu_layout_batch_norm, cpu_layout_matmul, cpu_layout_gemm;
-cpu_pack_fn cpu_pack_batch_norm, cpu_pack_matmul, cpu_pack_gemm;
+/* Every function that rows.inc names. */
+#define ROW(op, name) cpu_prepare_fn cpu_prepare_##name;
+#define ROW_PACKED(op, name)           \
+    cpu_prepare_fn cpu_prepare_##name; \
+    cpu_layout_fn cpu_layout_##name;   \
+    cpu_pack_fn cpu_pack_##name;
+#include "gpu-worker/cpu/rows.inc"
+#undef ROW
+#undef ROW_PACKED
 
 /* Element types that the element-wise operators have kernels for. */
 bool cpu_supports_binary(enum wk_op op, enum cm_dtype dtype);

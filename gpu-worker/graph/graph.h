@@ -28,7 +28,7 @@
 #define WK_MAX_OPSET        21
 
 enum wk_op {
-#define OP(name, note) WK_OP_##name,
+#define OP(name, rule, traits, note) WK_OP_##name,
 #define VER(name, first, last, min_in, max_in, max_out, attributes)
 #include "gpu-worker/graph/ops.inc"
 #undef OP
@@ -43,6 +43,14 @@ struct wk_op_version {
     uint16_t min_in, max_in, max_out;
     const char *attributes;
 };
+
+/* Traits of an operator, a word of these: see ops.inc. The last static bit stands for all operands
+ * from there on. */
+#define WK_STATIC_BITS    16u
+#define WK_STATIC(k)      (1u << (k))
+#define WK_STATIC_FROM(k) (0xffffu & ~((1u << (k)) - 1u))
+#define WK_VIEW           (1u << 16)
+uint32_t wk_op_traits(enum wk_op op);
 
 /* ONNX's name of an operator; the reverse gives WK_OP_COUNT for a name outside the table. */
 const char *wk_op_name(enum wk_op op);
@@ -127,8 +135,12 @@ struct wk_fact {
     enum cm_dtype dtype;
     struct cm_shape shape;
     enum wk_rows rows;
+    bool unranked; /* not even the rank is known before the run; shape is then empty */
     uint32_t n_elems;
     const struct wk_elem *elems; /* NULL: contents are known only at run time */
+    /* Dense contents where they are known before the run (small constants, what was evaluated from
+     * them), else NULL; valid as long as the fact. */
+    const void *data;
 };
 
 struct wk_graph {

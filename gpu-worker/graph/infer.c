@@ -8,71 +8,11 @@
 #include <string.h>
 
 static infer_fn *const rules[WK_OP_COUNT] = {
-    [WK_OP_Abs] = infer_compute_unary,
-    [WK_OP_Add] = infer_binary,
-    [WK_OP_And] = infer_logic,
-    [WK_OP_AveragePool] = infer_pool,
-    [WK_OP_BatchNormalization] = infer_batch_norm,
-    [WK_OP_Cast] = infer_cast,
-    [WK_OP_Ceil] = infer_compute_unary,
-    [WK_OP_Clip] = infer_clip,
-    [WK_OP_Concat] = infer_concat,
-    [WK_OP_ConstantOfShape] = infer_constant_of_shape,
-    [WK_OP_Conv] = infer_conv,
-    [WK_OP_Div] = infer_binary,
-    [WK_OP_Dropout] = infer_dropout,
-    [WK_OP_Equal] = infer_compare,
-    [WK_OP_Erf] = infer_compute_unary,
-    [WK_OP_Exp] = infer_compute_unary,
-    [WK_OP_Expand] = infer_expand,
-    [WK_OP_Flatten] = infer_flatten,
-    [WK_OP_Floor] = infer_compute_unary,
-    [WK_OP_Gather] = infer_gather,
-    [WK_OP_Gelu] = infer_compute_unary,
-    [WK_OP_Gemm] = infer_gemm,
-    [WK_OP_GlobalAveragePool] = infer_global_pool,
-    [WK_OP_GlobalMaxPool] = infer_global_pool,
-    [WK_OP_Greater] = infer_compare,
-    [WK_OP_GreaterOrEqual] = infer_compare,
-    [WK_OP_HardSigmoid] = infer_compute_unary,
-    [WK_OP_HardSwish] = infer_compute_unary,
-    [WK_OP_Identity] = infer_same,
-    [WK_OP_LeakyRelu] = infer_compute_unary,
-    [WK_OP_Less] = infer_compare,
-    [WK_OP_LessOrEqual] = infer_compare,
-    [WK_OP_Log] = infer_compute_unary,
-    [WK_OP_LogSoftmax] = infer_softmax,
-    [WK_OP_MatMul] = infer_matmul,
-    [WK_OP_Max] = infer_variadic,
-    [WK_OP_MaxPool] = infer_pool,
-    [WK_OP_Min] = infer_variadic,
-    [WK_OP_Mul] = infer_binary,
-    [WK_OP_Neg] = infer_compute_unary,
-    [WK_OP_Not] = infer_logic,
-    [WK_OP_Or] = infer_logic,
-    [WK_OP_Pad] = infer_pad,
-    [WK_OP_Pow] = infer_binary,
-    [WK_OP_Reciprocal] = infer_compute_unary,
-    [WK_OP_ReduceMax] = infer_reduce,
-    [WK_OP_ReduceMean] = infer_reduce,
-    [WK_OP_ReduceMin] = infer_reduce,
-    [WK_OP_ReduceSum] = infer_reduce,
-    [WK_OP_Relu] = infer_compute_unary,
-    [WK_OP_Reshape] = infer_reshape,
-    [WK_OP_Shape] = infer_shape,
-    [WK_OP_Sigmoid] = infer_compute_unary,
-    [WK_OP_Size] = infer_size,
-    [WK_OP_Slice] = infer_slice,
-    [WK_OP_Softmax] = infer_softmax,
-    [WK_OP_Sqrt] = infer_compute_unary,
-    [WK_OP_Squeeze] = infer_squeeze,
-    [WK_OP_Sub] = infer_binary,
-    [WK_OP_Sum] = infer_variadic,
-    [WK_OP_Tanh] = infer_compute_unary,
-    [WK_OP_Transpose] = infer_transpose,
-    [WK_OP_Unsqueeze] = infer_unsqueeze,
-    [WK_OP_Where] = infer_where,
-    [WK_OP_Xor] = infer_logic,
+#define OP(name, rule, traits, note) [WK_OP_##name] = infer_##rule,
+#define VER(name, first, last, min_in, max_in, max_out, attributes)
+#include "gpu-worker/graph/ops.inc"
+#undef OP
+#undef VER
 };
 
 /* ---- what rules share ------------------------------------------------------------------------ */
@@ -91,14 +31,59 @@ struct wk_fact *infer_out(const struct infer *in, unsigned k)
     return &in->facts[in->node->out[k]];
 }
 
-enum cm_err infer_set(struct infer *in, enum cm_dtype dtype, const struct cm_shape *shape)
+enum cm_err infer_set_out(struct infer *in, unsigned k, enum cm_dtype dtype,
+                          const struct cm_shape *shape)
 {
-    struct wk_fact *out = infer_out(in, 0);
+    struct wk_fact *out = infer_out(in, k);
     if (out) {
         out->dtype = dtype;
         out->shape = *shape;
     }
     return CM_OK;
+}
+
+enum cm_err infer_set(struct infer *in, enum cm_dtype dtype, const struct cm_shape *shape)
+{
+    return infer_set_out(in, 0, dtype, shape);
+}
+
+bool infer_is_settled(const struct infer *in)
+{
+    for (unsigned k = 0; k < in->node->n_in; k++) {
+        const struct wk_fact *fact = infer_in(in, k);
+        if (!fact)
+            continue;
+        if (fact->unranked)
+            return false;
+        for (unsigned i = 0; i < fact->shape.rank; i++)
+            if (!dim_known(fact->shape.dims[i]))
+                return false;
+        bool known = fact->data || fact->elems;
+        for (uint32_t i = 0; fact->elems && i < fact->n_elems; i++)
+            known = known && fact->elems[i].kind == WK_ELEM_KNOWN;
+        if (wk_operand_is_static(in->node, k) && !known)
+            return false;
+    }
+    return true;
+}
+
+enum cm_err infer_later(struct infer *in, unsigned k, enum cm_dtype dtype, int rank)
+{
+    struct wk_fact *out = infer_out(in, k);
+    if (!out)
+        return CM_OK;
+    *out = (struct wk_fact){.dtype = dtype, .unranked = rank < 0};
+    out->shape.rank = (uint8_t)(rank < 0 ? 0 : rank);
+    for (int i = 0; i < rank; i++)
+        out->shape.dims[i] = WK_DIM_ANY;
+    return CM_OK;
+}
+
+/* Constants are values, not nodes. */
+enum cm_err infer_none(struct infer *in)
+{
+    CM_ASSERT(!in->node);
+    return CM_INTERNAL;
 }
 
 bool infer_is_tracked_type(enum cm_dtype dtype)
@@ -195,42 +180,13 @@ bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts)
 
 bool wk_operand_is_static(const struct wk_node *node, unsigned k)
 {
-    switch (node->op) {
-    case WK_OP_Shape:
-    case WK_OP_Size:
-    case WK_OP_ConstantOfShape:
-        return true;
-    case WK_OP_Reshape:
-    case WK_OP_Expand:
-    case WK_OP_Slice:
-    case WK_OP_Squeeze:
-    case WK_OP_Unsqueeze:
-    case WK_OP_ReduceMax:
-    case WK_OP_ReduceMean:
-    case WK_OP_ReduceMin:
-    case WK_OP_ReduceSum:
-    case WK_OP_Dropout:
-        return k >= 1;
-    case WK_OP_Pad:
-        return k == 1 || k == 3;
-    default:
-        return false;
-    }
+    unsigned bit = k < WK_STATIC_BITS ? k : WK_STATIC_BITS - 1;
+    return wk_op_traits(node->op) >> bit & 1;
 }
 
 bool wk_node_is_view(const struct wk_node *node)
 {
-    switch (node->op) {
-    case WK_OP_Reshape:
-    case WK_OP_Flatten:
-    case WK_OP_Squeeze:
-    case WK_OP_Unsqueeze:
-    case WK_OP_Identity:
-    case WK_OP_Dropout:
-        return true;
-    default:
-        return false;
-    }
+    return wk_op_traits(node->op) & WK_VIEW;
 }
 
 /* ---- the walk -------------------------------------------------------------------------------- */
@@ -240,6 +196,8 @@ static enum cm_err constant_fact(const struct wk_const *constant, struct wk_aren
 {
     int64_t count;
     *ret = (struct wk_fact){.dtype = constant->dtype, .shape = constant->shape};
+    if (constant->bytes <= WK_SMALL_CONST_BYTES)
+        ret->data = constant->data;
     if (!infer_is_tracked_type(constant->dtype) ||
         cm_shape_count(&constant->shape, &count) != CM_OK || count > WK_MAX_TRACKED)
         return CM_OK;

@@ -37,43 +37,30 @@ bool dim_mul(int64_t a, int64_t b, int64_t *ret);
 bool dim_broadcast(int64_t a, int64_t b, int64_t *ret);
 bool shape_broadcast(const struct cm_shape *a, const struct cm_shape *b, struct cm_shape *ret);
 
+/* Every input has its rank and all its dimensions, and every static operand (ops.inc) its contents:
+ * integers in elems, any type in data. What is not settled at load may be in a plan, and what is
+ * not settled in a plan will be in the run: then the same rule is asked again. So a rule must say
+ * what it can (unknown dimensions are WK_DIM_ANY) and refuse only what is wrong. */
+bool infer_is_settled(const struct infer *in);
+
+/* Output k will be settled later: its type is known (CM_DTYPE_NONE: neither), its rank may be (-1:
+ * no); all its dimensions become WK_DIM_ANY. */
+enum cm_err infer_later(struct infer *in, unsigned k, enum cm_dtype dtype, int rank);
+
+/* Sets output k; it need not be wanted. */
+enum cm_err infer_set_out(struct infer *in, unsigned k, enum cm_dtype dtype,
+                          const struct cm_shape *shape);
+
 /* All elements of input k as integers. CM_UNSUPPORTED if its contents are not known before the
  * run; elements may be symbolic. */
 enum cm_err infer_elems(struct infer *in, unsigned k, const char *what,
                         const struct wk_elem **ret_elems, unsigned *ret_count);
 
-#define INFER(name) enum cm_err infer_##name(struct infer *in)
-INFER(same);
-INFER(compute_unary);
-INFER(clip);
-INFER(binary);
-INFER(variadic);
-INFER(compare);
-INFER(logic);
-INFER(where);
-INFER(batch_norm);
-INFER(softmax);
-INFER(matmul);
-INFER(gemm);
-INFER(conv);
-INFER(pool);
-INFER(global_pool);
-INFER(reduce);
-INFER(reshape);
-INFER(flatten);
-INFER(squeeze);
-INFER(unsqueeze);
-INFER(shape);
-INFER(size);
-INFER(slice);
-INFER(concat);
-INFER(gather);
-INFER(transpose);
-INFER(cast);
-INFER(dropout);
-INFER(constant_of_shape);
-INFER(expand);
-INFER(pad);
-#undef INFER
+/* Every rule that ops.inc names. */
+#define OP(name, rule, traits, note) enum cm_err infer_##rule(struct infer *in);
+#define VER(name, first, last, min_in, max_in, max_out, attributes)
+#include "gpu-worker/graph/ops.inc"
+#undef OP
+#undef VER
 
 #endif

@@ -7,7 +7,15 @@
 #include <string.h>
 
 static const char *const names[] = {
-#define OP(name, note) #name,
+#define OP(name, rule, traits, note) #name,
+#define VER(name, first, last, min_in, max_in, max_out, attributes)
+#include "gpu-worker/graph/ops.inc"
+#undef OP
+#undef VER
+};
+
+static const uint32_t traits_of[] = {
+#define OP(name, rule, traits, note) (traits),
 #define VER(name, first, last, min_in, max_in, max_out, attributes)
 #include "gpu-worker/graph/ops.inc"
 #undef OP
@@ -15,7 +23,7 @@ static const char *const names[] = {
 };
 
 static const struct wk_op_version versions[] = {
-#define OP(name, note)
+#define OP(name, rule, traits, note)
 #define VER(name, first, last, min_in, max_in, max_out, attributes) \
     {WK_OP_##name, first, last, min_in, max_in, max_out, attributes},
 #include "gpu-worker/graph/ops.inc"
@@ -28,7 +36,7 @@ static_assert(CM_COUNT_OF(names) == WK_OP_COUNT, "one name per operator");
 /* The text of wk_ops_text: columns padded at run time would need memory, so each line is a literal
  * of the table itself. */
 static const char text[] =
-#define OP(name, note) #name ": " note "\n"
+#define OP(name, rule, traits, note) #name ": " note "\n"
 #define VER(name, first, last, min_in, max_in, max_out, attributes) \
     "    opset " #first "-" #last " " attributes "\n"
 #include "gpu-worker/graph/ops.inc"
@@ -40,6 +48,12 @@ const char *wk_op_name(enum wk_op op)
 {
     CM_ASSERT((unsigned)op < WK_OP_COUNT);
     return names[op];
+}
+
+uint32_t wk_op_traits(enum wk_op op)
+{
+    CM_ASSERT((unsigned)op < WK_OP_COUNT);
+    return traits_of[op];
 }
 
 enum wk_op wk_op_from_name(const char *name)
