@@ -3,77 +3,13 @@
  * Every pair goes through one of two carriers, both exact for what they carry: int64 (with uint64
  * as its bits) for integers, double for floating point. So 13 readers and 13 writers make all
  * pairs. */
+#include "gpu-worker/cpu/half.h"
 #include "gpu-worker/cpu/plain.h"
 
 #include <math.h>
 #include <string.h>
 
 #define CHUNK 256
-
-static float half_to_float(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 0x1f, mantissa = h & 0x3ff;
-    uint32_t bits;
-    if (exponent == 0) { /* zero or denormal: mantissa * 2^-24, exact */
-        float m = (float)mantissa * 0x1p-24f;
-        memcpy(&bits, &m, sizeof(bits));
-    } else if (exponent == 0x1f) {
-        bits = 0x7f800000u | mantissa << 13;
-    } else {
-        bits = (exponent + 112) << 23 | mantissa << 13;
-    }
-    bits |= sign;
-    float f;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
-
-/* Rounds |x| to a multiple of 2^(e - bits), e its exponent but at least min_exponent: one rounding,
- * to nearest even, of a double to a smaller format. */
-static double round_to(double x, int bits, int min_exponent)
-{
-    int e = 0;
-    frexp(x, &e);
-    e--; /* x = m 2^e, m in [1, 2) */
-    if (e < min_exponent)
-        e = min_exponent;
-    return ldexp(nearbyint(ldexp(x, bits - e)), e - bits);
-}
-
-static uint16_t double_to_half(double x)
-{
-    uint16_t sign = signbit(x) ? 0x8000u : 0;
-    if (x != x)
-        return sign | 0x7e00u;
-    double r = isinf(x) ? INFINITY : round_to(fabs(x), 10, -14);
-    if (r > 65504.0)
-        return sign | 0x7c00u;
-    int e = 0;
-    frexp(r, &e);
-    e--;
-    if (r < 0x1p-14)
-        return (uint16_t)(sign | (uint16_t)ldexp(r, 24));
-    return (uint16_t)(sign | (unsigned)(e + 15) << 10 | ((unsigned)ldexp(r, 10 - e) & 0x3ffu));
-}
-
-static uint16_t double_to_bfloat(double x)
-{
-    if (x != x)
-        return signbit(x) ? 0xffc0u : 0x7fc0u;
-    /* After rounding to 8 bits the value is a float exactly, or overflows to infinity. */
-    float f = (float)(isinf(x) ? x : copysign(round_to(fabs(x), 7, -126), x));
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof(bits));
-    return (uint16_t)(bits >> 16);
-}
-
-static float bfloat_to_float(uint16_t b)
-{
-    uint32_t bits = (uint32_t)b << 16;
-    float f;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
 
 /* Truncation towards zero; NaN gives 0, values outside [low, high] saturate. high + 1 is exact in
  * double for every integer type, high itself is not. */

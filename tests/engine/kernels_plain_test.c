@@ -157,6 +157,11 @@ static void test_small_floats(void **state)
             up = -up;
             k_cast(CM_FP32, small, &up, &back, 1);
             assert_int_equal(back, bits | 0x8000u);
+            /* Beside the tie by less than a float can say. */
+            double beside[] = {mid * (1 - 0x1p-40), mid * (1 + 0x1p-40)};
+            uint16_t pair[2];
+            k_cast(CM_FP64, small, beside, pair, 2);
+            assert_true(pair[0] == bits - 1 && pair[1] == bits);
             last = f;
         }
         float nan = NAN, huge = 3.4028235e38f;
