@@ -110,13 +110,15 @@ static enum cm_err make_key(struct wk_model *model, const void *bytes, size_t le
 }
 
 enum cm_err wk_model_parse(struct wk_engine *engine, const void *bytes, size_t length,
-                           struct cm_error *err, struct wk_model **ret_model)
+                           const struct wk_load_options *options, struct cm_error *err,
+                           struct wk_model **ret_model)
 {
+    const struct wk_load_options given = options ? *options : WK_LOAD_DEFAULTS;
     struct wk_model *model = calloc(1, sizeof *model);
     if (!model)
         return cm_fail(err, CM_NOMEM, "out of memory while loading a model");
     model->engine = engine;
-    enum cm_err code = wk_graph_load(&model->graph, bytes, length, err);
+    enum cm_err code = wk_graph_load(&model->graph, bytes, length, &given, err);
     if (code == CM_OK)
         code = fill_signature(model, err);
     if (code == CM_OK)

@@ -77,12 +77,22 @@ struct wk_signature {
     char why_not[256];
 };
 
+/* How a model is loaded; NULL stands for WK_LOAD_DEFAULTS. */
+struct wk_load_options {
+    /* The folder that the model's external data is looked for in, a descriptor that the caller
+     * keeps open during wk_model_parse; -1: models with external data are refused. */
+    int directory;
+    uint64_t disabled_passes; /* bits, for debugging; 0: all passes run */
+};
+#define WK_LOAD_DEFAULTS ((struct wk_load_options){.directory = -1})
+
 /* Parses and checks a model. bytes must outlive the model until wk_model_attach (initializers are
  * not copied before). Refused with a sentence: what is not an ONNX model (CM_CORRUPT), operators,
  * opsets, types or attributes that the engine lacks (CM_UNSUPPORTED; the sentence has operator,
  * opset and node name), limits (CM_LIMIT), inconsistent graphs (CM_INVALID). Hostile bytes are
  * expected. */
 CM_MUST_CHECK enum cm_err wk_model_parse(struct wk_engine *engine, const void *bytes, size_t length,
+                                         const struct wk_load_options *options,
                                          struct cm_error *err, struct wk_model **ret_model);
 /* Plans must be destroyed before. Does not touch the packed weights. NULL is allowed. */
 void wk_model_destroy(struct wk_model *model);

@@ -209,7 +209,7 @@ static void parse_work(uv_work_t *work)
                                     &load->file, &load->file_length);
     if (load->error.code == CM_OK)
         load->error.code = wk_model_parse(wk_device_engine(options->device), load->file,
-                                          load->file_length, &load->error, &load->model);
+                                          load->file_length, NULL, &load->error, &load->model);
 }
 
 /* Rows that one run may have. */

@@ -21,8 +21,8 @@ static void *aligned(size_t bytes)
 
 static enum cm_err load(struct ig_offline *offline, struct cm_error *err)
 {
-    enum cm_err code =
-        wk_model_parse(offline->engine, offline->file, offline->file_length, err, &offline->model);
+    enum cm_err code = wk_model_parse(offline->engine, offline->file, offline->file_length, NULL,
+                                      err, &offline->model);
     if (code != CM_OK)
         return code;
     size_t bytes = wk_model_weights_bytes(offline->model);

@@ -159,6 +159,7 @@ struct wk_graph {
 /* File bytes -> graph with symbolic facts. The graph must be zeroed; on failure it is zeroed again.
  * bytes may be freed afterwards. Errors as wk_model_parse. */
 CM_MUST_CHECK enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
+                                        const struct wk_load_options *options,
                                         struct cm_error *err);
 /* Constants' data goes away; everything else stays. */
 void wk_graph_drop_proto(struct wk_graph *graph);

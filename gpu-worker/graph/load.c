@@ -522,9 +522,10 @@ static enum cm_err build(struct loader *loader)
 }
 
 enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
-                          struct cm_error *err)
+                          const struct wk_load_options *options, struct cm_error *err)
 {
     struct loader loader = {.graph = graph, .err = err};
+    (void)options;
     enum cm_err code = wk_wire_check(&onnx__model_proto__descriptor, bytes, length, err);
     if (code != CM_OK)
         return code;

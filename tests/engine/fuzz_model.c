@@ -160,7 +160,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int result = 0;
     if (!engine)
         engine = kit_engine(1, NULL);
-    if (wk_model_parse(engine, data, size, &err, &model) != CM_OK)
+    if (wk_model_parse(engine, data, size, NULL, &err, &model) != CM_OK)
         return 0;
     if (wk_model_weights_bytes(model) <= MAX_WEIGHTS) {
         void *weights = kit_guarded(wk_model_weights_bytes(model));

@@ -35,7 +35,7 @@ static void refuse_bytes(const void *bytes, size_t length, enum cm_err code, con
 {
     struct wk_model *model = NULL;
     struct cm_error err = {0};
-    enum cm_err got = wk_model_parse(engine, bytes, length, &err, &model);
+    enum cm_err got = wk_model_parse(engine, bytes, length, NULL, &err, &model);
     if (got != code || !strstr(err.text, part))
         fail_msg("wanted %s with \"%s\", got %s with \"%s\"", cm_err_name(code), part,
                  cm_err_name(got), err.text);
@@ -57,7 +57,7 @@ static struct wk_model *accept(struct kit_model *m)
     struct cm_error err = {0};
     size_t length;
     void *bytes = kit_bytes(m, &length);
-    if (wk_model_parse(engine, bytes, length, &err, &model) != CM_OK)
+    if (wk_model_parse(engine, bytes, length, NULL, &err, &model) != CM_OK)
         fail_msg("%s", err.text);
     free(bytes);
     kit_free(m);
@@ -101,7 +101,7 @@ static void signature_and_key(void **state)
     assert_true(s->batchable);
     assert_int_equal(wk_model_weights_bytes(a), 0);
     wk_model_weights_key(a, key_a);
-    assert_int_equal(wk_model_parse(engine, bytes, length, NULL, &b), CM_OK);
+    assert_int_equal(wk_model_parse(engine, bytes, length, NULL, NULL, &b), CM_OK);
     wk_model_weights_key(b, key_b);
     assert_memory_equal(key_a, key_b, 32);
     wk_model_destroy(b);
@@ -143,7 +143,7 @@ static void dead_nodes_go_away(void **state)
     kit_node(m, "Exp", "x", "unused");
     kit_node(m, "Neg", "unused", "unused2");
     void *bytes = kit_bytes(m, &length);
-    assert_int_equal(wk_graph_load(&graph, bytes, length, &err), CM_OK);
+    assert_int_equal(wk_graph_load(&graph, bytes, length, NULL, &err), CM_OK);
     assert_int_equal(graph.n_nodes, 1);
     wk_graph_fini(&graph);
     free(bytes);

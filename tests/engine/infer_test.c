@@ -39,7 +39,7 @@ static void expect(struct kit_model *m, enum cm_dtype dtype, const char *shape, 
     size_t length;
     kit_output(m, "y", dtype, (struct cm_shape){0});
     void *bytes = kit_bytes(m, &length);
-    enum cm_err code = wk_model_parse(engine, bytes, length, &err, &model);
+    enum cm_err code = wk_model_parse(engine, bytes, length, NULL, &err, &model);
     free(bytes);
     kit_free(m);
     if (!shape) {

@@ -319,7 +319,7 @@ void kit_load(struct kit_loaded *l, const void *bytes, size_t length, unsigned t
 {
     struct cm_error err = {0};
     *l = (struct kit_loaded){.engine = kit_engine(threads, isa)};
-    if (wk_model_parse(l->engine, bytes, length, &err, &l->model) != CM_OK)
+    if (wk_model_parse(l->engine, bytes, length, NULL, &err, &l->model) != CM_OK)
         fail_msg("parse: %s", err.text);
     l->weights = kit_guarded(wk_model_weights_bytes(l->model));
     if (wk_model_pack(l->model, l->weights, &err) != CM_OK)

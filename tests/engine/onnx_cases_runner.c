@@ -177,7 +177,7 @@ static enum verdict run_case(struct wk_engine *engine, const char *folder, char 
         snprintf(what, size, "cannot read %s", path);
         return FAIL;
     }
-    enum cm_err code = wk_model_parse(engine, bytes, length, &err, &model);
+    enum cm_err code = wk_model_parse(engine, bytes, length, NULL, &err, &model);
     if (code != CM_OK) {
         free(bytes);
         snprintf(what, size, "%s", err.text);

@@ -39,7 +39,7 @@ static int set_up(void **state)
     assert_int_equal(wk_engine_create(&engine, &err, &f.engine), CM_OK);
     assert_int_equal(
         wk_repo_read(SOURCE_DIR "/deploy/demo/models", "digits", 1, &err, &f.file, &length), CM_OK);
-    assert_int_equal(wk_model_parse(f.engine, f.file, length, &err, &f.loaded.model), CM_OK);
+    assert_int_equal(wk_model_parse(f.engine, f.file, length, NULL, &err, &f.loaded.model), CM_OK);
     size_t bytes = wk_model_weights_bytes(f.loaded.model);
     assert_int_equal(posix_memalign(&f.weights, WK_ALIGN, bytes + 1), 0);
     assert_int_equal(wk_model_pack(f.loaded.model, f.weights, &err), CM_OK);
