@@ -359,7 +359,10 @@ def report(cases, lines, outcomes, wrong, unknown):
           f"({sum(outcome.kind == 'passed' for outcome in outcomes)} of all {len(cases)})")
     chosen = collections.Counter(lines[case[0]].category for case in cases if case[0] in lines)
     print("the list: " + ", ".join(f"{chosen[category]} {category}" for category in FORMS))
-    return 1 if any(wrong) or unknown else 0
+    if any(wrong) or unknown:
+        print("FAILED: list and truth differ; after a change for the better, run this with --update and read its diff")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
