@@ -1,0 +1,127 @@
+#!/usr/bin/python3
+"""Models by `ingot run` and by ONNX Runtime on the same inputs: equal within 1e-4 of the output's scale.
+
+usage: compare.py [NAME...] [--full] [--threads N] [--isa ISA]
+
+Runs every case of catalogue.py for the named models (default: all). An output's scale is its largest magnitude;
+each element may differ by 1e-4 of it. Probabilities (softmax) must besides be within 1e-3 of their own size, however
+small they are. --full has the generated networks in their true size, and larger images. The programs are those of
+$INGOT_BIN.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy
+
+import catalogue
+
+BIN = pathlib.Path(os.environ.get("INGOT_BIN", catalogue.ROOT / "build" / "release" / "bin"))
+RUNTIME = pathlib.Path(__file__).with_name("runtime.js")
+RELATIVE = 1e-4
+TAIL = 1e-3
+SMALLEST = 1e-30  # below it a probability is as good as none
+SOFTMAX = {"ppocr-rec": {"softmax_11.tmp_0"}, "ppocr-cls": {"softmax_0.tmp_0"}, "mlp": {"probabilities"}}
+SECONDS = 600
+
+
+class Failed(Exception):
+    """A program that failed, or outputs that differ."""
+
+
+def run(line, **options):
+    done = subprocess.run([str(word) for word in line], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          timeout=SECONDS, **options)
+    if done.returncode:
+        raise Failed((done.stderr.strip() or f"status {done.returncode}").replace("\n", " "))
+    return done.stdout
+
+
+def by_runtime(model, cases, folder, threads=1, repeat=1, keep=True):
+    """ONNX Runtime's outputs as [{name: array}], and the times of every case in milliseconds."""
+    job = {"model": str(model), "threads": threads, "repeat": repeat, "cases": []}
+    for i, (_, inputs) in enumerate(cases):
+        described = {}
+        for k, (name, array) in enumerate(inputs.items()):
+            file = folder / f"runtime-{i}-in.{k}"
+            file.write_bytes(array.tobytes())
+            described[name] = {"type": str(array.dtype), "dims": array.shape, "file": str(file)}
+        job["cases"].append({"inputs": described, "out": str(folder / f"runtime-{i}-out") if keep else None})
+    answer = json.loads(run(["node", RUNTIME], input=json.dumps(job)))
+    found = []
+    for i, outputs in enumerate(answer["outputs"] if keep else []):
+        found.append({output["name"]: numpy.frombuffer((folder / f"runtime-{i}-out.{k}").read_bytes(), output["type"])
+                      .reshape(output["dims"]) for k, output in enumerate(outputs)})
+    return found, answer["times_ms"]
+
+
+def by_ingot(model, inputs, names, folder, options=()):
+    """Our outputs as {name: array}."""
+    line = [BIN / "ingot", "run", model, *options]
+    for k, (name, array) in enumerate(inputs.items()):
+        numpy.save(folder / f"in-{k}.npy", array)
+        line += ["--input", f"{name}={folder}/in-{k}.npy"]
+    for k, name in enumerate(names):
+        line += ["--output", f"{name}={folder}/out-{k}.npy"]
+    run(line)
+    return {name: numpy.load(folder / f"out-{k}.npy") for k, name in enumerate(names)}
+
+
+def difference(ours, theirs, softmax):
+    """The largest difference in parts of what is allowed."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise Failed(f"{ours.dtype} {ours.shape}; ONNX Runtime has {theirs.dtype} {theirs.shape}")
+    if theirs.dtype.kind != "f":
+        return 0.0 if numpy.array_equal(ours, theirs) else numpy.inf
+    if not numpy.isfinite(theirs).all():
+        raise Failed("ONNX Runtime's output is not finite: the inputs are no use")
+    apart = numpy.abs(ours.astype(numpy.float64) - theirs)
+    used = apart.max() / (RELATIVE * numpy.abs(theirs).max())
+    if softmax:
+        used = max(used, (apart / (TAIL * numpy.maximum(theirs, SMALLEST))).max())
+    return used if numpy.isfinite(used) else numpy.inf
+
+
+def compare(name, folder, args):
+    """Every case of a model; prints a line each with the share of the tolerance used."""
+    model = catalogue.model_file(name, folder, args.full)
+    cases = catalogue.cases(name, args.full)
+    options = ["--threads", args.threads] + (["--isa", args.isa] if args.isa else [])
+    theirs, _ = by_runtime(model, cases, folder)
+    for (what, inputs), expected in zip(cases, theirs):
+        ours = by_ingot(model, inputs, list(expected), folder, options)
+        for output, array in expected.items():
+            used = difference(ours[output], array, output in SOFTMAX.get(name, ()))
+            print(f"{name}, {what}: {output} uses {100 * used:.2f} % of the tolerance", flush=True)
+            if used > 1:
+                raise Failed(f"{what}: {output} differs from ONNX Runtime's")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(catalogue.NAMES)}; default: all")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--isa")
+    args = parser.parse_args()
+    failed = []
+    for name in args.names or catalogue.NAMES:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="ingot-models-") as folder:
+            try:
+                compare(name, pathlib.Path(folder), args)
+            except Failed as failure:
+                print(f"FAILED {name}: {failure}", flush=True)
+                failed.append(name)
+        print(f"# {name}: {time.monotonic() - start:.1f} s", flush=True)
+    print(f"FAILED: {', '.join(failed)}" if failed else "all models agree")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
