@@ -429,14 +429,14 @@ static wide log_two_parts(double x, wide *ret_low)
 /* x^y for positive, finite x and finite y. */
 static wide pow_wide(double x, double y)
 {
-    wide low, high = log_two_parts(x, &low), size = y * high;
+    wide low, high = log_two_parts(x, &low), size = y * (high + low);
     if (size > 800.0L || size < -800.0L)
         return pow2(size > 0 ? 1100 : -1200); /* becomes infinity or 0 */
     int n = ln2_multiples(size);
     wide y1 = (float)y, y2 = (wide)y - y1, h1 = (float)high;
     wide r = (y1 * h1 - n * ln2_high) + y2 * h1;
     r += (y * ((high - h1) + low) - n * ln2_low);
-    return (expm1_wide(r) + 1.0L) * pow2(n);
+    return (expm1_reduced(r) + 1.0L) * pow2(n);
 }
 
 double f64_pow(double x, double y)
