@@ -111,6 +111,12 @@ K_INLINE v v_ceil(v x)
 {
     return (v){_mm256_ceil_ps(x.lo), _mm256_ceil_ps(x.hi)};
 }
+/* To the nearest integer, ties to even. */
+K_INLINE v v_round(v x)
+{
+    enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
+    return (v){_mm256_round_ps(x.lo, NEAREST), _mm256_round_ps(x.hi, NEAREST)};
+}
 /* Comparisons are false for NaN. */
 K_INLINE vm v_lt(v a, v b)
 {
@@ -124,6 +130,12 @@ K_INLINE vm v_isnan(v x)
 K_INLINE v v_sel(vm m, v a, v b)
 {
     return (v){_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
+}
+
+/* Bit l is lane l's. */
+K_INLINE unsigned vm_bits(vm m)
+{
+    return (unsigned)_mm256_movemask_ps(m.lo) | (unsigned)_mm256_movemask_ps(m.hi) << 8;
 }
 
 /* Integers: the bits of a v, wrapping arithmetic, conversion of small values. */

@@ -85,6 +85,11 @@ K_INLINE v v_ceil(v x)
 {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
 }
+/* To the nearest integer, ties to even. */
+K_INLINE v v_round(v x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 /* a > b ? a : b, and a < b ? a : b: b on ties and where either is NaN. */
 K_INLINE v v_maxraw(v a, v b)
 {
@@ -115,6 +120,12 @@ K_INLINE v v_andbits(v a, v b)
 K_INLINE v v_xorbits(v a, v b)
 {
     return _mm512_xor_ps(a, b);
+}
+
+/* Bit l is lane l's. */
+K_INLINE unsigned vm_bits(vm m)
+{
+    return m;
 }
 
 /* Integers: the bits of a v, wrapping arithmetic, conversion of small values. */

@@ -1,11 +1,14 @@
-/* exp, log, tanh, sigmoid and erf on logical vectors, with a fixed order of operations. Included by
- * kernel sources after k.h. The largest errors, against double precision, are in README.md and are
- * checked by the tests.
+/* exp, expm1, log, log1p, tanh, sigmoid, erf, sin and cos on logical vectors, with a fixed order of
+ * operations. Included by kernel sources after k.h. The largest errors, against double precision,
+ * are in README.md and are checked by the tests.
  *
  * exp, log and tanh use the polynomials of Cephes' single-precision library; erf's two polynomials
- * are minimax fits of this project: of erf(x)/x - 1 in x*x below ERF_CUT, of log(erfc(x)) above. */
-#ifndef GPU_WORKER_CPU_K_LARGE_H
-#define GPU_WORKER_CPU_K_LARGE_H
+ * are minimax fits of this project: of erf(x)/x - 1 in x*x below ERF_CUT, of log(erfc(x)) above; so
+ * are those of log1p, sin and cos. */
+#ifndef GPU_WORKER_CPU_K_MATH_H
+#define GPU_WORKER_CPU_K_MATH_H
+
+#include "gpu-worker/cpu/f64_math.h"
 
 /* Adding it rounds a small float to the nearest integer, which then stands in the low bits. */
 #define ROUND_MAGIC      12582912.0f
@@ -46,6 +49,24 @@ K_LARGE v v_exp(v x)
     return v_mul(v_mul(y, v_pow2(first)), v_pow2(vi_sub(whole, first)));
 }
 
+/* e^x - 1 = 2^n (e^r - 1) + (2^n - 1), all halved so that 2^128 fits. Below -17.4 it is -1.
+ */
+K_LARGE v v_expm1(v x)
+{
+    static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                              4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+    x = v_minraw(v_set(89.0f), v_maxraw(v_set(-17.4f), x)); /* keeps NaN */
+    v t = v_fma(x, v_set(1.44269504088896341f), v_set(ROUND_MAGIC));
+    v n = v_sub(t, v_set(ROUND_MAGIC));
+    v r = v_fnma(n, v_set(0.693359375f), x);
+    r = v_fnma(n, v_set(-2.12194440e-4f), r);
+    v y = v_fma(v_poly(r, c, 6), v_mul(r, r), r);
+    v half = v_pow2(vi_sub(v_asint(t), vi_set(ROUND_MAGIC_BITS + 1)));
+    v whole = v_fma(half, y, v_sub(half, v_set(0.5f)));
+    return v_sel(v_lt(v_abs(x), v_set(0.25f)), y,
+                 v_add(whole, whole)); /* denormals are not halved */
+}
+
 /* log x = e log 2 + log m, m in [sqrt(1/2), sqrt(2)). */
 K_LARGE v v_log(v x)
 {
@@ -69,12 +90,31 @@ K_LARGE v v_log(v x)
     return v_sel(v_lt(v_zero(), x), y, v_sel(v_isnan(x), x, other));
 }
 
-/* 1 / (1 + e^-x), with the exponential's argument never positive. */
+/* log(1 + x) for x in 0..1: 2 atanh(s), s = x / (2 + x), and 2 s = x - s x, so that only x itself
+ * is not multiplied by something small. */
+K_LARGE v v_log1p(v x)
+{
+    static const float c[] = {0.12154162675142288f, 0.10712925344705582f, 0.14308518171310425f,
+                              0.19999437034130096f, 0.3333333730697632f};
+    v s = v_div(x, v_add(v_set(2.0f), x));
+    v z = v_mul(s, s);
+    v rest = v_mul(v_add(z, z), v_poly(z, c, 5));
+    return v_fma(s, v_sub(rest, x), x);
+}
+
+/* 1 / (1 + e^-x), with the exponential's argument never positive: a = 1 / (1 + e), e = e^-|x|. For
+ * negative x the quotient e / (1 + e) starts as e a and is corrected by what e - q (1 + e) leaves,
+ * the rounding of 1 + e included. */
 K_LARGE v v_sigmoid(v x)
 {
     v e = v_exp(v_neg(v_abs(x)));
     v one = v_set(1.0f);
-    return v_div(v_sel(v_lt(x, v_zero()), e, one), v_add(one, e));
+    v d = v_add(one, e);
+    v lost = v_add(v_sub(one, d), e);
+    v a = v_div(one, d);
+    v q = v_mul(e, a);
+    v rest = v_fnma(q, lost, v_fnma(q, d, e));
+    return v_sel(v_lt(x, v_zero()), v_fma(rest, a, q), a);
 }
 
 K_LARGE v v_tanh(v x)
@@ -107,6 +147,62 @@ K_LARGE v v_erf(v x)
     v big = v_sub(v_set(1.0f), v_exp(v_poly(t, log_erfc, 8)));
     big = v_xorbits(big, v_andbits(x, v_bits(0x80000000u)));
     return v_sel(v_lt(a, v_set(ERF_CUT)), small, big);
+}
+
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|). */
+K_LARGE v v_softplus(v x)
+{
+    v tail = v_log1p(v_exp(v_neg(v_abs(x))));
+    return v_add(v_sel(v_lt(x, v_zero()), v_zero(), x), tail);
+}
+
+/* Lanes of y whose bit is set by a function in double: for arguments too large for float
+ * arithmetic. Rare, so never inlined. */
+static __attribute__((noinline, unused)) v v_lanes(v x, v y, unsigned lanes, double (*f)(double))
+{
+    float from[VL], to[VL];
+    v_store(from, x);
+    v_store(to, y);
+    for (unsigned l = 0; l < VL; l++)
+        if (lanes >> l & 1)
+            to[l] = (float)f((double)from[l]);
+    return v_load(to);
+}
+
+/* sin of x and `more` quarter turns: x = n pi/2 + r in three steps, the first exact; polynomials in
+ * r*r. Above TURN_LIMIT n is too large for the steps to leave r accurate. */
+#define TURN_LIMIT 39000.0f
+K_INLINE v v_sin_turned(v x, uint32_t more, double (*far)(double))
+{
+    static const float s[] = {-0.00019510870333760977f, 0.008332131430506706f,
+                              -0.16666653752326965f};
+    static const float c[] = {2.4431239580735564e-05f, -0.0013887305976822972f,
+                              0.04166664555668831f};
+    v t = v_fma(x, v_set(0.6366197466850281f), v_set(ROUND_MAGIC));
+    v n = v_sub(t, v_set(ROUND_MAGIC));
+    v r = v_fnma(n, v_set(1.5707963705062866f), x);
+    r = v_fnma(n, v_set(-4.371138828673793e-08f), r);
+    r = v_fnma(n, v_set(-1.7151245100058819e-15f), r);
+    v z = v_mul(r, r);
+    v sine = v_fma(v_mul(v_poly(z, s, 3), z), r, r);
+    v cosine = v_fma(v_mul(v_poly(z, c, 3), z), z, v_fnma(v_set(0.5f), z, v_set(1.0f)));
+    vi quarter = vi_add(v_asint(t), vi_set(more));
+    v odd = v_xorbits(v_set(1.0f), vi_asfloat(vi_sll(quarter, 31))); /* -1 or 1 */
+    v y = v_sel(v_lt(odd, v_zero()), cosine, sine);
+    y = v_xorbits(y, vi_asfloat(vi_sll(vi_sra(quarter, 1), 31)));
+    unsigned lanes = vm_bits(v_lt(v_set(TURN_LIMIT), v_abs(x)));
+    return lanes ? v_lanes(x, y, lanes, far) : y;
+}
+
+K_LARGE v v_sin(v x)
+{
+    v y = v_sin_turned(x, 0, f64_sin);
+    return v_sel(v_lt(v_zero(), v_abs(x)), y, x); /* keeps -0 and NaN */
+}
+
+K_LARGE v v_cos(v x)
+{
+    return v_sin_turned(x, 1, f64_cos);
 }
 
 #endif

@@ -100,7 +100,8 @@ K_INLINE v v_add(v a, v b){K_LANE(a.f[l] + b.f[l])} K_INLINE v
 K_INLINE v v_fma(v a, v b, v c){K_LANE(s_fma(a.f[l], b.f[l], c.f[l]))} K_INLINE v
     v_fnma(v a, v b, v c){K_LANE(s_fma(-a.f[l], b.f[l], c.f[l]))} K_INLINE v
     v_sqrt(v x){K_LANE(sqrtf(x.f[l]))} K_INLINE v v_floor(v x){K_LANE(floorf(x.f[l]))} K_INLINE v
-    v_ceil(v x){K_LANE(ceilf(x.f[l]))}
+    v_ceil(v x){K_LANE(ceilf(x.f[l]))} /* To the nearest integer, ties to even. */
+K_INLINE v v_round(v x){K_LANE(rintf(x.f[l]))}
 /* a > b ? a : b, and a < b ? a : b: b on ties and where either is NaN. */
 K_INLINE v v_maxraw(v a, v b){K_LANE(a.f[l] > b.f[l] ? a.f[l] : b.f[l])} K_INLINE v
     v_minraw(v a, v b){K_LANE(a.f[l] < b.f[l] ? a.f[l] : b.f[l])}
@@ -111,6 +112,15 @@ K_INLINE v v_sel(vm m, v a, v b){
     K_LANE(s_float((s_bits(a.f[l]) & m.m[l]) | (s_bits(b.f[l]) & ~m.m[l])))} K_INLINE v
     v_andbits(v a, v b){K_LANE(s_float(s_bits(a.f[l]) & s_bits(b.f[l])))} K_INLINE v
     v_xorbits(v a, v b){K_LANE(s_float(s_bits(a.f[l]) ^ s_bits(b.f[l])))}
+
+/* Bit l is lane l's. */
+K_INLINE unsigned vm_bits(vm m)
+{
+    unsigned bits = 0;
+    for (unsigned l = 0; l < VL; l++)
+        bits |= (m.m[l] & 1u) << l;
+    return bits;
+}
 
 /* Integers: the bits of a v, wrapping arithmetic, conversion of small values. */
 K_INLINE vi v_asint(v x){K_LANE_INT(s_bits(x.f[l]))} K_INLINE v

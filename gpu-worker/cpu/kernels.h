@@ -199,6 +199,16 @@ void k_f32_bn_fold(const float *gamma, const float *beta, const float *mean, con
  *   sqrt, abs, neg, floor, ceil    exact as IEEE; reciprocal is 1 / x
  *   gelu          (x * (1 + erf(x / 1.41421354f))) * 0.5f, the order of exported graphs
  *   gelu_tanh     (x * (1 + tanh(0.797884583f * (x + 0.044715f * ((x * x) * x))))) * 0.5f
+ *   sin, cos      own polynomials up to 39000, f64_math.h beyond: right for every float
+ *   softplus      max(x, 0) + log(1 + e^-|x|)
+ *   softsign      x / (1 + |x|)
+ *   elu           x < 0 ? alpha * (e^x - 1) : x, e^x - 1 without cancellation
+ *   selu          beta * elu(x, alpha); beta is ONNX's gamma
+ *   celu          x < 0 ? alpha * (e^(x / alpha) - 1) : x
+ *   thresholded_relu  x > alpha ? x : 0
+ *   mish          x * tanh(softplus(x)), as x * ((w*w + 2w) / (w*w + 2w + 2)), w = e^x
+ *   silu          x * sigmoid(x)
+ *   sign          -1, 0 or 1; round: to the nearest integer, ties to even, exact
  * alpha and beta are read only where named; params may be NULL elsewhere. */
 typedef void k_unary_fn(const float *x, float *y, size_t n, const struct k_unary_params *params);
 

@@ -43,6 +43,35 @@ K_INLINE v f_gelu_tanh(v x)
     return v_mul(v_mul(x, v_add(v_set(1.0f), v_tanh(inner))), v_set(0.5f));
 }
 
+K_INLINE v f_elu(v x, v alpha)
+{
+    return v_sel(v_lt(x, v_zero()), v_mul(alpha, v_expm1(x)), x);
+}
+K_INLINE v f_celu(v x, v alpha)
+{
+    return v_sel(v_lt(x, v_zero()), v_mul(alpha, v_expm1(v_div(x, alpha))), x);
+}
+K_INLINE v f_thresholded_relu(v x, v alpha)
+{
+    return v_sel(v_lt(alpha, x), x, v_sel(v_isnan(x), x, v_zero()));
+}
+K_INLINE v f_softsign(v x)
+{
+    return v_div(x, v_add(v_set(1.0f), v_abs(x)));
+}
+K_INLINE v f_sign(v x)
+{
+    v one = v_xorbits(v_set(1.0f), v_andbits(x, v_bits(0x80000000u)));
+    return v_sel(v_lt(v_zero(), v_abs(x)), one, v_sel(v_isnan(x), x, v_zero()));
+}
+/* tanh(log(1 + w)) = (w w + 2 w) / (w w + 2 w + 2) with w = e^x; from x = 20 on it is 1. */
+K_INLINE v f_mish(v x)
+{
+    v w = v_exp(v_minraw(v_set(20.0f), x));
+    v p = v_fma(w, w, v_add(w, w));
+    return v_mul(x, v_div(p, v_add(p, v_set(2.0f))));
+}
+
 /* The loop around an expression of x, alpha and beta. */
 #define MAP(name, expression)                                                                    \
     void K_NAME(f32_##name)(const float *in, float *y, size_t n, const struct k_unary_params *p) \
@@ -78,3 +107,15 @@ MAP(ceil, v_ceil(x))
 MAP(erf, v_erf(x))
 MAP(gelu, f_gelu(x))
 MAP(gelu_tanh, f_gelu_tanh(x))
+MAP(sin, v_sin(x))
+MAP(cos, v_cos(x))
+MAP(softplus, v_softplus(x))
+MAP(softsign, f_softsign(x))
+MAP(elu, f_elu(x, alpha))
+MAP(selu, v_mul(beta, f_elu(x, alpha)))
+MAP(celu, f_celu(x, alpha))
+MAP(thresholded_relu, f_thresholded_relu(x, alpha))
+MAP(mish, f_mish(x))
+MAP(silu, v_mul(x, v_sigmoid(x)))
+MAP(sign, f_sign(x))
+MAP(round, v_round(x))

@@ -2,6 +2,8 @@
  * scalar fused multiply-add against libm's. Test code.
  *
  * The bounds here are the ones that gpu-worker/cpu/README.md states. */
+#include "tests/engine/math_functions.h"
+
 #include "common/check.h"
 #include "gpu-worker/cpu/features.h"
 #include "gpu-worker/cpu/kernels.h"
@@ -18,59 +20,27 @@
 
 #include <cmocka.h>
 
-static double libm_sigmoid(double x)
-{
-    return 1.0 / (1.0 + exp(-x));
-}
-
-/* One unit in the last place of a float near y. */
-static double ulp_of(double y)
-{
-    int e;
-    frexp(y, &e);
-    return ldexp(1.0, (e - 1 < -126 ? -126 : e - 1) - 23);
-}
-
-static double ulps(float got, double want)
-{
-    if (isnan(want) || isnan(got))
-        return isnan(want) && isnan(got) ? 0.0 : INFINITY;
-    if ((float)want == got) /* also infinities and overflow */
-        return isinf((float)want) ? 0.0 : fabs((double)got - want) / ulp_of(want);
-    if (isinf(got) || isinf((float)want))
-        return INFINITY;
-    return fabs((double)got - want) / ulp_of(want);
-}
-
-static const struct {
-    enum k_unary op;
-    double (*libm)(double);
-    double bound; /* ulp */
-} functions[] = {
-    {K_UNARY_exp, exp, 1.0},   {K_UNARY_log, log, 1.0},
-    {K_UNARY_tanh, tanh, 1.5}, {K_UNARY_sigmoid, libm_sigmoid, 2.5},
-    {K_UNARY_erf, erf, 1.2},
-};
-
 #define BLOCK 1000
 
 /* Every STEP-th bit pattern of a float, in blocks; all instruction sets must agree. */
 #define STEP 1021u
 
-static void check_block(enum k_unary op, double (*libm)(double), const float *x, size_t n,
-                        double *worst, float *worst_at)
+static void check_block(const struct math_function *f, const float *x, size_t n, double *worst,
+                        float *worst_at)
 {
+    const struct k_unary_params params = {MATH_ALPHA, MATH_BETA};
+    enum k_unary op = f->op;
     float y[BLOCK], z[BLOCK];
-    cpu_kernels_for(wk_isa_best())->unary[op](x, y, n, NULL);
+    cpu_kernels_for(wk_isa_best())->unary[op](x, y, n, &params);
     for (unsigned isa = 0; isa < (unsigned)wk_isa_best(); isa++) {
-        cpu_kernels_for((enum wk_isa)isa)->unary[op](x, z, n, NULL);
+        cpu_kernels_for((enum wk_isa)isa)->unary[op](x, z, n, &params);
         for (size_t i = 0; i < n; i++)
             if (memcmp(&y[i], &z[i], sizeof(float)) != 0 && !(isnan(y[i]) && isnan(z[i])))
                 fail_msg("%s(%a): %a on %s, %a on %s", k_unary_name(op), (double)x[i], (double)z[i],
                          wk_isa_name((enum wk_isa)isa), (double)y[i], wk_isa_name(wk_isa_best()));
     }
     for (size_t i = 0; i < n; i++) {
-        double u = ulps(y[i], libm((double)x[i]));
+        double u = x[i] < f->from ? 0.0 : math_ulps(y[i], f->want((double)x[i]));
         if (u > *worst) {
             *worst = u;
             *worst_at = x[i];
@@ -81,14 +51,15 @@ static void check_block(enum k_unary op, double (*libm)(double), const float *x,
 static void test_accuracy(void **state)
 {
     (void)state;
-    for (unsigned f = 0; f < CM_COUNT_OF(functions); f++) {
+    for (unsigned k = 0; k < CM_COUNT_OF(math_functions); k++) {
+        const struct math_function *f = &math_functions[k];
         double worst = 0;
         float worst_at = 0, x[BLOCK];
         size_t n = 0;
         for (uint64_t bits = 0; bits <= UINT32_MAX; bits += STEP) {
             x[n++] = s_float((uint32_t)bits);
             if (n == BLOCK) {
-                check_block(functions[f].op, functions[f].libm, x, n, &worst, &worst_at);
+                check_block(f, x, n, &worst, &worst_at);
                 n = 0;
             }
         }
@@ -96,23 +67,28 @@ static void test_accuracy(void **state)
         for (float t = -12.0f; t < 12.0f; t += 0.00037f) {
             x[n++] = t;
             if (n == BLOCK) {
-                check_block(functions[f].op, functions[f].libm, x, n, &worst, &worst_at);
+                check_block(f, x, n, &worst, &worst_at);
                 n = 0;
             }
         }
-        check_block(functions[f].op, functions[f].libm, x, n, &worst, &worst_at);
-        printf("%-12s %.3f ulp at %a, %.0f %% of the bound %.1f\n", k_unary_name(functions[f].op),
-               worst, (double)worst_at, worst / functions[f].bound * 100, functions[f].bound);
-        if (!(worst <= functions[f].bound))
-            fail_msg("%s is worse than its bound", k_unary_name(functions[f].op));
+        check_block(f, x, n, &worst, &worst_at);
+        printf("%-12s %.3f ulp at %a, %.0f %% of the bound %.1f\n", k_unary_name(f->op), worst,
+               (double)worst_at, worst / f->bound * 100, f->bound);
+        if (!(worst <= f->bound))
+            fail_msg("%s is worse than its bound", k_unary_name(f->op));
     }
+}
+
+static float call_with(enum k_unary op, float x, const struct k_unary_params *params)
+{
+    float y;
+    cpu_kernels_for(wk_isa_best())->unary[op](&x, &y, 1, params);
+    return y;
 }
 
 static float call(enum k_unary op, float x)
 {
-    float y;
-    cpu_kernels_for(wk_isa_best())->unary[op](&x, &y, 1, NULL);
-    return y;
+    return call_with(op, x, NULL);
 }
 
 static void test_special_values(void **state)
@@ -129,6 +105,17 @@ static void test_special_values(void **state)
     assert_true(call(K_UNARY_erf, INFINITY) == 1.0f && call(K_UNARY_erf, -INFINITY) == -1.0f);
     assert_true(call(K_UNARY_sigmoid, INFINITY) == 1.0f);
     assert_true(call(K_UNARY_sigmoid, -INFINITY) == 0.0f && call(K_UNARY_sigmoid, 0.0f) == 0.5f);
+    assert_true(isnan(call(K_UNARY_sin, INFINITY)) && isnan(call(K_UNARY_cos, -INFINITY)));
+    assert_true(signbit(call(K_UNARY_sin, -0.0f)) && call(K_UNARY_cos, -0.0f) == 1.0f);
+    assert_true(call(K_UNARY_sin, 3.4e38f) == (float)sin((double)3.4e38f));
+    assert_true(call(K_UNARY_softplus, INFINITY) == INFINITY);
+    assert_true(call(K_UNARY_softplus, -INFINITY) == 0.0f);
+    const struct k_unary_params one = {1.0f, 1.0f};
+    assert_true(call_with(K_UNARY_elu, -INFINITY, &one) == -1.0f);
+    assert_true(call_with(K_UNARY_elu, INFINITY, &one) == INFINITY);
+    assert_true(signbit(call_with(K_UNARY_elu, -0.0f, &one)));
+    assert_true(call(K_UNARY_mish, INFINITY) == INFINITY);
+    assert_true(call(K_UNARY_round, 2.5f) == 2.0f && call(K_UNARY_round, -3.5f) == -4.0f);
     assert_true(signbit(call(K_UNARY_relu, -0.0f)) && call(K_UNARY_relu, -1.0f) == 0.0f);
     for (int op = 0; op < K_UNARY_COUNT; op++) {
         struct k_unary_params p = {0.1f, 0.5f};
@@ -156,6 +143,15 @@ static void test_exact_functions(void **state)
         assert_true(call(K_UNARY_hard_swish, x) == swish || isnan(swish));
         float gelu = (x * (1.0f + call(K_UNARY_erf, x / 1.41421354f))) * 0.5f;
         assert_true(call(K_UNARY_gelu, x) == gelu || isnan(gelu));
+        float silu = x * call(K_UNARY_sigmoid, x);
+        assert_true(call(K_UNARY_silu, x) == silu || isnan(silu));
+        float softsign = x / (1.0f + fabsf(x));
+        assert_true(call(K_UNARY_softsign, x) == softsign || isnan(softsign));
+        assert_true(s_bits(call(K_UNARY_round, x)) == s_bits(rintf(x)));
+        assert_true(call(K_UNARY_sign, x) == (float)(x > 0) - (float)(x < 0));
+        float threshold = 0.7f;
+        struct k_unary_params p = {.alpha = threshold};
+        assert_true(call_with(K_UNARY_thresholded_relu, x, &p) == (x > threshold ? x : 0.0f));
     }
 }
 
@@ -235,7 +231,7 @@ static void test_pow(void **state)
         for (unsigned j = 0; j < CM_COUNT_OF(some); j++) {
             float got = pow1(some[i], some[j]);
             double want = pow((double)some[i], (double)some[j]);
-            if (ulps(got, want) > 1.5 || (!isnan(got) && !signbit(got) != !signbit(want)))
+            if (math_ulps(got, want) > 1.5 || (!isnan(got) && !signbit(got) != !signbit(want)))
                 fail_msg("pow(%a, %a) is %a, expected %a", (double)some[i], (double)some[j],
                          (double)got, want);
         }
@@ -243,7 +239,7 @@ static void test_pow(void **state)
     for (unsigned i = 0; i < 500000; i++) {
         float x = s_float(random_bits() & 0x7fffffffu);
         float y = s_float((random_bits() & 0x80ffffffu) + 0x3b000000u + (random_bits() % 12 << 23));
-        double u = ulps(pow1(x, y), pow((double)x, (double)y));
+        double u = math_ulps(pow1(x, y), pow((double)x, (double)y));
         worst = u > worst ? u : worst;
     }
     printf("pow          %.3f ulp, %.0f %% of the bound 0.6\n", worst, worst / 0.6 * 100);
