@@ -85,6 +85,10 @@ struct wk_backend_ops {
                            struct wk_arena *arena, struct cm_error *err, const void **ret_state,
                            size_t *ret_workspace);
 
+    /* One short line about how a prepared node runs, for people. */
+    void (*describe)(const struct wk_backend *backend, const struct wk_call *call,
+                     const void *state, char *buffer, size_t size);
+
     /* Runs one node. Errors are for data that the node refuses (an index out of range). */
     enum cm_err (*run)(struct wk_backend *backend, const void *state, const struct wk_run *run);
 

@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "gpu-worker/graph/batch.h"
+#include "gpu-worker/graph/passes/passes.h"
 #include "gpu-worker/graph/plan.h"
 
 #include <openssl/evp.h>
@@ -93,13 +94,15 @@ static enum cm_err fill_signature(struct wk_model *model, struct cm_error *err)
     return CM_OK;
 }
 
-/* Equal keys must mean equal packed bytes: the file, the backend and its packing decide them. */
+/* Equal keys must mean equal packed bytes: the file, the passes that made constants of it, the
+ * backend and its packing decide them. */
 static enum cm_err make_key(struct wk_model *model, const void *bytes, size_t length,
-                            struct cm_error *err)
+                            uint64_t disabled, struct cm_error *err)
 {
     const struct wk_backend_ops *ops = model->engine->backend->ops;
-    char tail[64];
-    int tail_length = snprintf(tail, sizeof tail, "/%s/%u", ops->name, ops->packing_version);
+    char tail[96];
+    int tail_length = snprintf(tail, sizeof tail, "/%s/%u/%d/%llx", ops->name, ops->packing_version,
+                               WK_PASSES_VERSION, (unsigned long long)disabled);
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     bool fine = context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) &&
                 EVP_DigestUpdate(context, bytes, length) &&
@@ -120,11 +123,13 @@ enum cm_err wk_model_parse(struct wk_engine *engine, const void *bytes, size_t l
     model->engine = engine;
     enum cm_err code = wk_graph_load(&model->graph, bytes, length, &given, err);
     if (code == CM_OK)
+        code = wk_passes_run(&model->graph, engine->backend, given.disabled_passes, err);
+    if (code == CM_OK)
         code = fill_signature(model, err);
     if (code == CM_OK)
         code = wk_weights_lay_out(engine->backend, &model->graph, err, &model->weights);
     if (code == CM_OK)
-        code = make_key(model, bytes, length, err);
+        code = make_key(model, bytes, length, given.disabled_passes, err);
     if (code == CM_OK)
         *ret_model = model;
     else

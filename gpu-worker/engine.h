@@ -82,7 +82,7 @@ struct wk_load_options {
     /* The folder that the model's external data is looked for in, a descriptor that the caller
      * keeps open during wk_model_parse; -1: models with external data are refused. */
     int directory;
-    uint64_t disabled_passes; /* bits, for debugging; 0: all passes run */
+    uint64_t disabled_passes; /* bits of wk_pass_from_name, for debugging; 0: all passes run */
 };
 #define WK_LOAD_DEFAULTS ((struct wk_load_options){.directory = -1})
 
@@ -103,7 +103,8 @@ const struct wk_signature *wk_model_signature(const struct wk_model *model);
 /* Bytes of the packed weights, the same for every instruction set and thread count. May be 0. */
 size_t wk_model_weights_bytes(const struct wk_model *model);
 
-/* SHA-256 over the file's bytes and the packing's version: equal keys mean equal packed bytes. */
+/* SHA-256 over the file's bytes, the passes and the packing's version: equal keys mean equal packed
+ * bytes. */
 void wk_model_weights_key(const struct wk_model *model, uint8_t ret_key[32]);
 
 /* Writes wk_model_weights_bytes bytes at base (WK_ALIGN aligned, writable). */
@@ -136,6 +137,41 @@ size_t wk_plan_scratch_bytes(const struct wk_plan *plan);
  * range-checked. */
 CM_MUST_CHECK enum cm_err wk_plan_run(struct wk_plan *plan, const void *const *inputs,
                                       void *const *outputs, void *scratch, struct cm_error *err);
+
+/* One node of a plan, for people: what is left of the file's nodes after passes, in the order of
+ * execution. Names are valid for the plan's life. */
+enum wk_node_fate {
+    WK_NODE_RUNS,  /* a step of the plan */
+    WK_NODE_VIEW,  /* its output is its input's memory */
+    WK_NODE_KNOWN, /* its outputs follow from shapes: written when the plan was made */
+};
+struct wk_node_info {
+    enum wk_node_fate fate;
+    uint32_t position;   /* in the file, from 0 */
+    const char *name;    /* as in the file, perhaps "" */
+    const char *op;      /* ONNX's name of the operator */
+    char fused[128];     /* "+Relu+Add": what runs in the same step */
+    char kernel[96];     /* how the backend runs it; "" if it does not run */
+    enum cm_dtype dtype; /* of the first output */
+    struct cm_shape shape;
+    uint64_t read_bytes, written_bytes; /* at run time */
+    double flops;                       /* an estimate */
+};
+
+/* Nodes of a plan; wk_plan_describe takes 0 <= i < that. */
+uint32_t wk_plan_nodes(const struct wk_plan *plan);
+void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_info *ret_info);
+
+/* From now on every run writes how long each node took, in nanoseconds, to node_ns[0 ..
+ * wk_plan_nodes). NULL ends it; then nothing is measured. */
+void wk_plan_time_nodes(struct wk_plan *plan, uint64_t *node_ns);
+
+/* Passes over the graph at load, in their order: name and one line about it; NULL from the last one
+ * on. Static storage. */
+const char *wk_pass_name(unsigned i);
+const char *wk_pass_summary(unsigned i);
+/* The bit of a pass in wk_load_options, or all bits for "all"; false for other words. */
+bool wk_pass_from_name(const char *name, uint64_t *ret_bits);
 
 /* X(name): every operator the engine executes, with its opset range and notes, is listed by
  * gpu-worker/graph/ops.inc; this returns that table as text for `ingot run --ops`. */

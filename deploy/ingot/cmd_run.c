@@ -1,6 +1,7 @@
 /* `ingot run`: a model offline, with the worker's engine. Main thread. */
 #include "common/check.h"
 #include "deploy/ingot/command.h"
+#include "deploy/ingot/explain.h"
 #include "deploy/ingot/offline.h"
 #include "deploy/ingot/show.h"
 #include "deploy/ingot/testdir.h"
@@ -23,6 +24,9 @@ enum {
     OPT_TEST_DIR,
     OPT_RTOL,
     OPT_ATOL,
+    OPT_EXPLAIN,
+    OPT_NO_PASS,
+    OPT_PASSES,
     OPT_OPS,
     OPT_JSON,
 };
@@ -44,6 +48,13 @@ static const struct ig_option options[] = {
     {OPT_RTOL, "rtol", "R",
      "With --test-dir: allow |computed - expected| <= A + R * |expected|. Default: 1e-3."},
     {OPT_ATOL, "atol", "A", "With --test-dir: see --rtol. Default: 1e-7."},
+    {OPT_EXPLAIN, "explain", NULL,
+     "Print the plan: the nodes in their order after all passes, the kernel that each runs, its "
+     "output, bytes and operations, and how long it took (the median of --repeat runs)."},
+    {OPT_NO_PASS, "no-pass", "NAME",
+     "Leave out a pass over the graph, for debugging, or all of them. May be repeated. "
+     "--passes lists the names."},
+    {OPT_PASSES, "passes", NULL, "Print the passes over a graph in their order and end."},
     {OPT_OPS, "ops", NULL, "Print the table of supported operators and end."},
     {OPT_JSON, "json", NULL, "Print one JSON object instead of text."},
     {0},
@@ -56,7 +67,8 @@ struct request {
     uint64_t repeat;
     struct wk_engine_options engine;
     struct ig_tolerance tolerance;
-    bool ops, json;
+    uint64_t disabled_passes;
+    bool ops, passes, explain, json;
 };
 
 static bool parse_number(const struct ig_command *command, const char *option, const char *value,
@@ -81,6 +93,27 @@ static bool parse_tolerance(const struct ig_command *command, const char *option
     }
     *ret_number = number;
     return true;
+}
+
+static void print_passes(FILE *out)
+{
+    for (unsigned i = 0; wk_pass_name(i); i++)
+        fprintf(out, "%-12s %s\n", wk_pass_name(i), wk_pass_summary(i));
+}
+
+static bool parse_pass(const struct ig_command *command, const char *value, uint64_t *passes)
+{
+    uint64_t bits;
+    char names[512] = "";
+    size_t used = 0;
+    if (wk_pass_from_name(value, &bits)) {
+        *passes |= bits;
+        return true;
+    }
+    for (unsigned i = 0; wk_pass_name(i) && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s, ", wk_pass_name(i));
+    ig_usage(command, "--no-pass '%s' is none of %sall", value, names);
+    return false;
 }
 
 static bool parse_option(const struct ig_command *command, int id, const char *value,
@@ -113,6 +146,14 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
         return parse_tolerance(command, "rtol", value, &request->tolerance.relative);
     case OPT_ATOL:
         return parse_tolerance(command, "atol", value, &request->tolerance.absolute);
+    case OPT_EXPLAIN:
+        request->explain = true;
+        return true;
+    case OPT_NO_PASS:
+        return parse_pass(command, value, &request->disabled_passes);
+    case OPT_PASSES:
+        request->passes = true;
+        return true;
     case OPT_OPS:
         request->ops = true;
         return true;
@@ -154,8 +195,10 @@ static int run_test_dir(const struct ig_command *command, const struct request *
 {
     struct cm_error err = {0};
     json_t *report = NULL;
-    struct ig_testdir_options test = {
-        .dir = request->test_dir, .engine = request->engine, .tolerance = request->tolerance};
+    struct ig_testdir_options test = {.dir = request->test_dir,
+                                      .engine = request->engine,
+                                      .disabled_passes = request->disabled_passes,
+                                      .tolerance = request->tolerance};
     if (ig_testdir_run(&test, &err, &report) != CM_OK)
         return ig_complain(command, IG_EXIT_USAGE, "%s", err.text);
     bool passed = json_is_true(json_object_get(report, "passed"));
@@ -260,7 +303,7 @@ static int place_outputs(const struct ig_command *command, const struct request 
 
 static int show(const struct ig_command *command, const struct request *request,
                 const struct ig_offline *offline, const struct ig_tensor *outputs,
-                const struct ig_latency *latency)
+                const struct ig_latency *latency, json_t *plan)
 {
     const char *isa = wk_isa_name(wk_engine_isa(offline->engine));
     unsigned count = wk_model_signature(offline->model)->n_outputs;
@@ -272,10 +315,14 @@ static int show(const struct ig_command *command, const struct request *request,
     }
     if (!request->json) {
         ig_show_latency(stdout, latency);
+        if (plan)
+            ig_explain_print(stdout, plan);
         return code;
     }
     json_t *root = json_pack("{s:s, s:s, s:o, s:o}", "model", request->model, "isa", isa, "outputs",
                              list, "latency_us", ig_latency_json(latency));
+    if (plan)
+        json_object_set(root, "plan", plan);
     json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(root);
@@ -289,25 +336,27 @@ static int run_model(const struct ig_command *command, const struct request *req
     struct ig_tensor inputs[WK_MAX_IO] = {0}, outputs[WK_MAX_IO] = {0};
     struct cm_error err = {0};
     uint64_t *times_ns = calloc(request->repeat, sizeof *times_ns);
+    json_t *plan = NULL;
     int code = times_ns ? check_outputs(command, request, signature)
                         : ig_complain(command, IG_EXIT_FAILURE, "no memory for the times");
     if (code == IG_EXIT_OK)
         code = load_inputs(command, request, signature, inputs);
     if (code == IG_EXIT_OK) {
-        enum cm_err result =
-            ig_offline_run(offline, inputs, request->repeat, times_ns, &err, outputs);
+        enum cm_err result = ig_offline_run(offline, inputs, request->repeat, times_ns,
+                                            request->explain ? &plan : NULL, &err, outputs);
         if (result != CM_OK)
             code = ig_complain(command, result == CM_INVALID ? IG_EXIT_USAGE : IG_EXIT_FAILURE,
                                "%s", err.text);
     }
     if (code == IG_EXIT_OK) {
         struct ig_latency latency = ig_latency_of(times_ns, request->repeat);
-        code = show(command, request, offline, outputs, &latency);
+        code = show(command, request, offline, outputs, &latency, plan);
     }
     for (unsigned i = 0; i < WK_MAX_IO; i++) {
         ig_tensor_fini(&inputs[i]);
         ig_tensor_fini(&outputs[i]);
     }
+    json_decref(plan);
     free(times_ns);
     return code;
 }
@@ -316,7 +365,8 @@ static int run_file(const struct ig_command *command, const struct request *requ
 {
     struct cm_error err = {0};
     struct ig_offline offline = {0};
-    if (ig_offline_open(request->model, &request->engine, &err, &offline) != CM_OK)
+    if (ig_offline_open(request->model, &request->engine, request->disabled_passes, &err,
+                        &offline) != CM_OK)
         return ig_complain(command, err.code == CM_NOMEM ? IG_EXIT_FAILURE : IG_EXIT_USAGE, "%s",
                            err.text);
     int code = run_model(command, request, &offline);
@@ -339,12 +389,18 @@ static int run_run(const struct ig_command *command, int argc, char **argv)
         fputs(wk_engine_ops_text(), stdout);
         return IG_EXIT_OK;
     }
+    if (request.passes) {
+        print_passes(stdout);
+        return IG_EXIT_OK;
+    }
     bool wanted = !request.test_dir;
     if (optind + wanted < argc)
         return ig_usage(command, "unexpected argument '%s'", argv[optind + wanted]);
     if (request.test_dir) {
         if (request.n_inputs || request.n_outputs)
             return ig_usage(command, "--test-dir has its own inputs and outputs");
+        if (request.explain)
+            return ig_usage(command, "--explain is about one run, --test-dir has several");
         return run_test_dir(command, &request);
     }
     if (optind == argc)
@@ -357,10 +413,11 @@ const struct ig_command ig_command_run = {
     .name = "run",
     .summary = "execute an ONNX model in this process, without a cluster",
     .synopsis = "MODEL.onnx --input NAME=FILE... [--output NAME=FILE]... [--threads N] [--isa "
-                "scalar|avx2|avx512] [--repeat N] [--json]\n"
+                "scalar|avx2|avx512] [--repeat N] [--explain] [--no-pass NAME]... [--json]\n"
                 "--test-dir DIR [--rtol R] [--atol A] [--threads N] [--isa ISA] "
-                "[--json]\n"
-                "--ops",
+                "[--no-pass NAME]... [--json]\n"
+                "--ops\n"
+                "--passes",
     .description =
         "Loads the model with the worker's own engine, runs it and prints the outputs (cut if they "
         "are long) and the time. What a cluster answers is the same to the last bit, whatever the "

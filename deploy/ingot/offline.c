@@ -3,6 +3,7 @@
 
 #include "common/check.h"
 #include "common/clock.h"
+#include "deploy/ingot/explain.h"
 #include "deploy/ingot/rundir.h"
 
 #include <stdlib.h>
@@ -19,10 +20,12 @@ static void *aligned(size_t bytes)
     return aligned_alloc(WK_ALIGN, room);
 }
 
-static enum cm_err load(struct ig_offline *offline, struct cm_error *err)
+static enum cm_err load(struct ig_offline *offline, uint64_t disabled_passes, struct cm_error *err)
 {
-    enum cm_err code = wk_model_parse(offline->engine, offline->file, offline->file_length, NULL,
-                                      err, &offline->model);
+    struct wk_load_options options = WK_LOAD_DEFAULTS;
+    options.disabled_passes = disabled_passes;
+    enum cm_err code = wk_model_parse(offline->engine, offline->file, offline->file_length,
+                                      &options, err, &offline->model);
     if (code != CM_OK)
         return code;
     size_t bytes = wk_model_weights_bytes(offline->model);
@@ -34,7 +37,8 @@ static enum cm_err load(struct ig_offline *offline, struct cm_error *err)
 }
 
 enum cm_err ig_offline_open(const char *path, const struct wk_engine_options *options,
-                            struct cm_error *err, struct ig_offline *ret_offline)
+                            uint64_t disabled_passes, struct cm_error *err,
+                            struct ig_offline *ret_offline)
 {
     struct ig_offline offline = {0};
     struct cm_error why = {0};
@@ -43,7 +47,7 @@ enum cm_err ig_offline_open(const char *path, const struct wk_engine_options *op
     if (code == CM_OK)
         code = wk_engine_create(options, err, &offline.engine);
     if (code == CM_OK) {
-        code = load(&offline, &why);
+        code = load(&offline, disabled_passes, &why);
         if (code != CM_OK)
             cm_fail(err, code, "%.200s: %s", path, why.text);
     }
@@ -89,9 +93,12 @@ static enum cm_err make_outputs(const struct wk_signature *signature, const stru
 }
 _Static_assert(sizeof((struct ig_tensor *)0)->name == WK_MAX_NAME, "names are copied whole");
 
+/* Runs whose nodes are timed: the last ones, so that memory stays small and caches are warm. */
+#define TIMED_RUNS 1000
+
 static enum cm_err execute(struct wk_plan *plan, const struct wk_signature *signature,
                            const struct ig_tensor *inputs, struct ig_tensor *outputs, size_t repeat,
-                           uint64_t *times_ns, struct cm_error *err)
+                           uint64_t *times_ns, json_t **ret_plan, struct cm_error *err)
 {
     const void *from[WK_MAX_IO] = {0};
     void *to[WK_MAX_IO] = {0};
@@ -99,24 +106,32 @@ static enum cm_err execute(struct wk_plan *plan, const struct wk_signature *sign
         from[i] = inputs[i].data;
     for (unsigned i = 0; i < signature->n_outputs; i++)
         to[i] = outputs[i].data;
+    size_t rows = repeat < TIMED_RUNS ? repeat : TIMED_RUNS, nodes = wk_plan_nodes(plan);
+    uint64_t *node_ns = ret_plan ? calloc(rows * nodes + 1, sizeof *node_ns) : NULL;
     void *scratch = aligned(wk_plan_scratch_bytes(plan));
-    if (!scratch)
-        return cm_fail(err, CM_NOMEM, "no memory for %zu bytes of scratch",
-                       wk_plan_scratch_bytes(plan));
     enum cm_err code = CM_OK;
+    if (!scratch || (ret_plan && !node_ns))
+        code = cm_fail(err, CM_NOMEM, "no memory for %zu bytes of scratch",
+                       wk_plan_scratch_bytes(plan));
     for (size_t i = 0; i < repeat && code == CM_OK; i++) {
+        if (node_ns && repeat - i <= rows)
+            wk_plan_time_nodes(plan, node_ns + (rows - (repeat - i)) * nodes);
         uint64_t start_ns = cm_now_ns();
         code = wk_plan_run(plan, from, to, scratch, err);
         if (times_ns)
             times_ns[i] = cm_now_ns() - start_ns;
     }
+    wk_plan_time_nodes(plan, NULL);
+    if (ret_plan && code == CM_OK)
+        *ret_plan = ig_explain_json(plan, node_ns, rows);
+    free(node_ns);
     free(scratch);
     return code;
 }
 
 enum cm_err ig_offline_run(struct ig_offline *offline, const struct ig_tensor *inputs,
-                           size_t repeat, uint64_t *times_ns, struct cm_error *err,
-                           struct ig_tensor *ret_outputs)
+                           size_t repeat, uint64_t *times_ns, json_t **ret_plan,
+                           struct cm_error *err, struct ig_tensor *ret_outputs)
 {
     const struct wk_signature *signature = wk_model_signature(offline->model);
     struct cm_shape shapes[WK_MAX_IO];
@@ -131,7 +146,7 @@ enum cm_err ig_offline_run(struct ig_offline *offline, const struct ig_tensor *i
     if (code == CM_OK)
         code = make_outputs(signature, plan, err, outputs);
     if (code == CM_OK)
-        code = execute(plan, signature, inputs, outputs, repeat, times_ns, err);
+        code = execute(plan, signature, inputs, outputs, repeat, times_ns, ret_plan, err);
     wk_plan_destroy(plan);
     for (unsigned i = 0; i < signature->n_outputs; i++) {
         if (code == CM_OK)

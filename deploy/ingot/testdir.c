@@ -67,7 +67,7 @@ static json_t *run_set(struct ig_offline *offline, const struct ig_testdir_optio
     for (unsigned i = 0; i < signature->n_inputs && code == CM_OK; i++)
         read_as(&inputs[i], signature->inputs[i].dtype);
     if (code == CM_OK)
-        code = ig_offline_run(offline, inputs, 1, NULL, &err, outputs);
+        code = ig_offline_run(offline, inputs, 1, NULL, NULL, &err, outputs);
     bool passed = code == CM_OK;
     for (unsigned i = 0; i < signature->n_outputs && code == CM_OK; i++) {
         bool good;
@@ -122,7 +122,7 @@ enum cm_err ig_testdir_run(const struct ig_testdir_options *options, struct cm_e
         code = cm_fail(err, CM_NOT_FOUND,
                        "%s has no " SET_PREFIX "* folder: it is no ONNX test case", options->dir);
     if (code == CM_OK)
-        code = ig_offline_open(path, &options->engine, err, &offline);
+        code = ig_offline_open(path, &options->engine, options->disabled_passes, err, &offline);
     if (code == CM_OK)
         *ret_report = run_sets(&offline, options, sets, count);
     ig_offline_close(&offline);

@@ -12,6 +12,7 @@
 struct ig_testdir_options {
     const char *dir;
     struct wk_engine_options engine;
+    uint64_t disabled_passes;
     struct ig_tolerance tolerance;
 };
 

@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "gpu-worker/cpu/features.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* Below this much work (in simple operations) other threads cost more than they save: a fork and
@@ -15,15 +16,16 @@
 #define ALONE_WORK 65536.0
 
 struct op_row {
+    const char *name;
     cpu_prepare_fn *prepare;
     cpu_layout_fn *layout;
     cpu_pack_fn *pack;
 };
 
 static const struct op_row rows[WK_OP_COUNT] = {
-#define ROW(op, name) [WK_OP_##op] = {cpu_prepare_##name, NULL, NULL},
+#define ROW(op, name) [WK_OP_##op] = {#name, cpu_prepare_##name, NULL, NULL},
 #define ROW_PACKED(op, name) \
-    [WK_OP_##op] = {cpu_prepare_##name, cpu_layout_##name, cpu_pack_##name},
+    [WK_OP_##op] = {#name, cpu_prepare_##name, cpu_layout_##name, cpu_pack_##name},
 #include "gpu-worker/cpu/rows.inc"
 #undef ROW
 #undef ROW_PACKED
@@ -159,6 +161,19 @@ static enum cm_err cpu_prepare(const struct wk_backend *backend, const struct wk
     return CM_OK;
 }
 
+static void cpu_describe(const struct wk_backend *backend, const struct wk_call *call,
+                         const void *state, char *buffer, size_t size)
+{
+    const struct cpu_backend *cpu = as_cpu(backend);
+    const struct cpu_step *step = state;
+    const struct wk_fact *x = wk_call_in(call, 0);
+    if (step->describe)
+        step->describe(cpu, step, buffer, size);
+    else
+        snprintf(buffer, size, "%s %s", rows[call->node->op].name,
+                 cm_dtype_name(x ? x->dtype : wk_call_out(call)->dtype));
+}
+
 static enum cm_err cpu_run(struct wk_backend *backend, const void *state, const struct wk_run *run)
 {
     const struct cpu_step *step = state;
@@ -194,6 +209,7 @@ static const struct wk_backend_ops cpu_ops = {
     .layout = cpu_layout,
     .pack = cpu_pack,
     .prepare = cpu_prepare,
+    .describe = cpu_describe,
     .run = cpu_run,
     .begin = cpu_begin,
     .end = cpu_end,

@@ -15,6 +15,11 @@ struct cpu_backend {
 };
 
 struct cpu_step;
+struct cpu_backend;
+
+/* What cannot be read off the operator's name, for people: "f32_gemm packed 48". */
+typedef void cpu_describe_fn(const struct cpu_backend *cpu, const struct cpu_step *step,
+                             char *buffer, size_t size);
 
 /* Runs items [i0, i1) of a step on one thread. */
 typedef void cpu_body_fn(const struct cpu_backend *cpu, const struct cpu_step *step,
@@ -28,8 +33,9 @@ typedef enum cm_err cpu_step_fn(const struct cpu_backend *cpu, const struct cpu_
 struct cpu_step {
     cpu_step_fn *run; /* NULL: body over all items */
     cpu_body_fn *body;
-    size_t items, unit; /* boundaries between threads fall on multiples of unit */
-    bool alone;         /* too little work to wake other threads for */
+    size_t items, unit;        /* boundaries between threads fall on multiples of unit */
+    bool alone;                /* too little work to wake other threads for */
+    cpu_describe_fn *describe; /* NULL: the operator's row says enough */
 };
 
 /* What prepare functions share: the call, and where its results go. */

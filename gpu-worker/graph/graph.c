@@ -74,6 +74,7 @@ void wk_graph_drop_proto(struct wk_graph *graph)
     if (graph->proto)
         onnx__model_proto__free_unpacked(graph->proto, NULL);
     graph->proto = NULL;
+    wk_arena_fini(&graph->load_arena);
 }
 
 void wk_graph_fini(struct wk_graph *graph)

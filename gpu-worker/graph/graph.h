@@ -154,6 +154,7 @@ struct wk_graph {
     int32_t *roots;        /* per value: where its bytes are, followed back through views */
     struct wk_tensor_info *input_info, *output_info; /* as declared in the file */
     void *proto; /* unpacked file that constants point into; see wk_graph_drop_proto */
+    struct wk_arena load_arena; /* data of large constants that passes made; goes with proto */
 };
 
 /* File bytes -> graph with symbolic facts. The graph must be zeroed; on failure it is zeroed again.
@@ -161,6 +162,9 @@ struct wk_graph {
 CM_MUST_CHECK enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
                                         const struct wk_load_options *options,
                                         struct cm_error *err);
+/* Roots and symbolic facts from values and nodes alone: once after loading, and again whenever a
+ * pass has changed the graph. Errors as wk_model_parse. */
+CM_MUST_CHECK enum cm_err wk_graph_settle(struct wk_graph *graph, struct cm_error *err);
 /* Constants' data goes away; everything else stays. */
 void wk_graph_drop_proto(struct wk_graph *graph);
 void wk_graph_fini(struct wk_graph *graph);

@@ -500,6 +500,13 @@ static void find_roots(struct wk_graph *graph)
             graph->roots[graph->nodes[i].out[0]] = graph->roots[graph->nodes[i].in[0]];
 }
 
+enum cm_err wk_graph_settle(struct wk_graph *graph, struct cm_error *err)
+{
+    memset(graph->facts, 0, graph->n_values * sizeof *graph->facts);
+    find_roots(graph);
+    return wk_infer_symbolic(graph, err);
+}
+
 static enum cm_err build(struct loader *loader)
 {
     enum cm_err code = check_size(loader);
@@ -515,10 +522,7 @@ static enum cm_err build(struct loader *loader)
         code = resolve_outputs(loader);
     if (code == CM_OK)
         code = order_nodes(loader);
-    if (code != CM_OK)
-        return code;
-    find_roots(loader->graph);
-    return wk_infer_symbolic(loader->graph, loader->err);
+    return code == CM_OK ? wk_graph_settle(loader->graph, loader->err) : code;
 }
 
 enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,

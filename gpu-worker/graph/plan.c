@@ -6,6 +6,7 @@
 #include "gpu-worker/graph/plan.h"
 
 #include "common/check.h"
+#include "common/clock.h"
 #include "gpu-worker/graph/infer.h"
 #include "gpu-worker/graph/memplan.h"
 
@@ -385,7 +386,10 @@ enum cm_err wk_plan_run(struct wk_plan *plan, const void *const *inputs, void *c
         struct wk_run run = {step->in, step->out, step->workspace, err};
         if (step->empty) /* its other dimensions may be too large to loop over */
             continue;
+        uint64_t start_ns = plan->node_ns ? cm_now_ns() : 0;
         code = backend->ops->run(backend, step->state, &run);
+        if (plan->node_ns)
+            plan->node_ns[step->node - plan->graph->nodes] = cm_now_ns() - start_ns;
     }
     backend->ops->end(backend);
     for (uint32_t i = 0; i < plan->n_copies && code == CM_OK; i++)

@@ -40,6 +40,7 @@ struct wk_plan {
     struct wk_patch *scratch_patches, *input_patches, *output_patches;
     size_t scratch_bytes;
     const void *last_scratch; /* what scratch patches were last applied for */
+    uint64_t *node_ns;        /* per node, or NULL: see wk_plan_time_nodes */
 };
 
 /* weights are attached at base. Errors as wk_plan_create. */

@@ -114,6 +114,40 @@ static void lists_operators(void **state)
     assert_contains(result.output, "opset");
 }
 
+static void explains_the_plan(void **state)
+{
+    struct tc_result result;
+    (void)state;
+    RUN(&result, MODEL, "--input", "image=" SAMPLE, "--explain", "--repeat", "3");
+    assert_int_equal(result.status, 0);
+    assert_contains(result.output, "probabilities FP32 [1,10]");
+    assert_contains(result.output, "FP32 [1,16,8,8]");
+    assert_contains(result.output, "share");
+    RUN(&result, MODEL, "--input", "image=" SAMPLE, "--explain", "--json", "--no-pass", "all");
+    assert_int_equal(result.status, 0);
+    json_t *root = json_loads(result.output, 0, NULL);
+    json_t *plan = json_object_get(root, "plan"), *conv = json_array_get(plan, 1);
+    assert_int_equal(json_array_size(plan), 11); /* as in the file */
+    assert_string_equal(json_string_value(json_object_get(conv, "op")), "Conv");
+    assert_string_equal(json_string_value(json_object_get(conv, "fate")), "runs");
+    assert_string_equal(json_string_value(json_object_get(conv, "name")), "conv1");
+    assert_int_equal(json_array_size(json_object_get(conv, "shape")), 4);
+    assert_int_equal(json_integer_value(json_object_get(conv, "written_bytes")), 4 * 16 * 64);
+    assert_true(json_number_value(json_object_get(conv, "flops")) == 2.0 * 9 * 16 * 64);
+    assert_true(json_is_number(json_object_get(conv, "median_us")));
+    json_decref(root);
+}
+
+static void lists_passes(void **state)
+{
+    struct tc_result result;
+    (void)state;
+    RUN(&result, "--passes");
+    assert_int_equal(result.status, 0);
+    assert_contains(result.output, "fold ");
+    assert_contains(result.output, "dead ");
+}
+
 /* --- test case folders */
 
 static void copy_file(const char *from, const char *to)
@@ -252,6 +286,8 @@ static void bad_arguments_are_refused(void **state)
         {{"--test-dir", "/nonexistent"}, "/nonexistent"},
         {{"--test-dir", "/tmp", "--input", "a=b.npy"}, "own inputs"},
         {{"--test-dir", "/tmp", "--rtol", "nan"}, "--rtol"},
+        {{"--test-dir", "/tmp", "--explain"}, "--explain is about one run"},
+        {{MODEL, "--no-pass", "folding"}, "'folding' is none of fold, "},
     };
     (void)state;
     for (unsigned i = 0; i < CM_COUNT_OF(cases); i++) {
@@ -281,6 +317,8 @@ int main(void)
         T(json_has_the_documented_shape),
         T(writes_outputs_to_files),
         T(lists_operators),
+        T(explains_the_plan),
+        T(lists_passes),
         T(test_case_passes),
         T(test_case_tells_a_difference),
         T(test_case_with_damaged_files_fails),

@@ -314,12 +314,11 @@ struct wk_engine *kit_engine(unsigned threads, const enum wk_isa *isa)
     return engine;
 }
 
-void kit_load(struct kit_loaded *l, const void *bytes, size_t length, unsigned threads,
-              const enum wk_isa *isa)
+static void load_into(struct kit_loaded *l, const void *bytes, size_t length,
+                      const struct wk_load_options *options)
 {
     struct cm_error err = {0};
-    *l = (struct kit_loaded){.engine = kit_engine(threads, isa)};
-    if (wk_model_parse(l->engine, bytes, length, NULL, &err, &l->model) != CM_OK)
+    if (wk_model_parse(l->engine, bytes, length, options, &err, &l->model) != CM_OK)
         fail_msg("parse: %s", err.text);
     l->weights = kit_guarded(wk_model_weights_bytes(l->model));
     if (wk_model_pack(l->model, l->weights, &err) != CM_OK)
@@ -327,6 +326,22 @@ void kit_load(struct kit_loaded *l, const void *bytes, size_t length, unsigned t
     kit_check_guards(l->weights);
     if (wk_model_attach(l->model, l->weights, &err) != CM_OK)
         fail_msg("attach: %s", err.text);
+}
+
+void kit_load(struct kit_loaded *l, const void *bytes, size_t length, unsigned threads,
+              const enum wk_isa *isa)
+{
+    *l = (struct kit_loaded){.engine = kit_engine(threads, isa)};
+    load_into(l, bytes, length, NULL);
+}
+
+void kit_load_without(struct kit_loaded *l, const void *bytes, size_t length,
+                      uint64_t disabled_passes)
+{
+    struct wk_load_options options = WK_LOAD_DEFAULTS;
+    options.disabled_passes = disabled_passes;
+    *l = (struct kit_loaded){.engine = kit_engine(1, NULL)};
+    load_into(l, bytes, length, &options);
 }
 
 void kit_load_model(struct kit_loaded *l, struct kit_model *m, unsigned threads,

@@ -63,6 +63,9 @@ struct wk_engine *kit_engine(unsigned threads, const enum wk_isa *isa);
 /* Parses, packs and attaches; what cannot be loaded fails the test with the engine's sentence. */
 void kit_load(struct kit_loaded *l, const void *bytes, size_t length, unsigned threads,
               const enum wk_isa *isa);
+/* The same on one thread with the best kernels, and without some passes (wk_load_options). */
+void kit_load_without(struct kit_loaded *l, const void *bytes, size_t length,
+                      uint64_t disabled_passes);
 void kit_load_model(struct kit_loaded *l, struct kit_model *m, unsigned threads,
                     const enum wk_isa *isa);
 void kit_unload(struct kit_loaded *l);

@@ -1,0 +1,73 @@
+/* What a plan does, for people: see wk_plan_describe in engine.h. The owner's thread; not while the
+ * plan runs. */
+#include "gpu-worker/graph/plan.h"
+
+#include "common/check.h"
+#include "gpu-worker/graph/cost.h"
+#include "gpu-worker/graph/infer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+uint32_t wk_plan_nodes(const struct wk_plan *plan)
+{
+    return plan->graph->n_nodes;
+}
+
+void wk_plan_time_nodes(struct wk_plan *plan, uint64_t *node_ns)
+{
+    plan->node_ns = node_ns;
+}
+
+static const struct wk_step *find_step(const struct wk_plan *plan, const struct wk_node *node)
+{
+    /* Steps are in the order of their nodes. */
+    uint32_t low = 0, high = plan->n_steps;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (plan->steps[middle].node < node)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < plan->n_steps && plan->steps[low].node == node ? &plan->steps[low] : NULL;
+}
+
+static void describe_step(const struct wk_plan *plan, const struct wk_node *node,
+                          const struct wk_step *step, struct wk_node_info *info)
+{
+    struct wk_call call = {.graph = plan->graph, .node = node, .facts = plan->facts};
+    for (unsigned k = 0; k < node->n_in; k++)
+        if (node->in[k] >= 0 && !wk_operand_is_static(node, k))
+            info->read_bytes += (uint64_t)wk_fact_bytes(&plan->facts[node->in[k]]);
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0)
+            info->written_bytes += (uint64_t)wk_fact_bytes(&plan->facts[node->out[k]]);
+    info->flops = wk_node_flops(node, plan->facts);
+    if (step->state)
+        plan->backend->ops->describe(plan->backend, &call, step->state, info->kernel,
+                                     sizeof info->kernel);
+}
+
+void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_info *ret_info)
+{
+    CM_ASSERT(i < plan->graph->n_nodes);
+    const struct wk_node *node = &plan->graph->nodes[i];
+    const struct wk_step *step = find_step(plan, node);
+    struct wk_node_info info = {.fate = WK_NODE_KNOWN,
+                                .position = node->position,
+                                .name = node->name,
+                                .op = wk_op_name(node->op)};
+    for (unsigned k = node->n_out; k-- > 0;)
+        if (node->out[k] >= 0) {
+            info.dtype = plan->facts[node->out[k]].dtype;
+            info.shape = plan->facts[node->out[k]].shape;
+        }
+    if (step)
+        info.fate = WK_NODE_RUNS;
+    else if (wk_node_is_view(node))
+        info.fate = WK_NODE_VIEW;
+    if (step)
+        describe_step(plan, node, step, &info);
+    *ret_info = info;
+}
