@@ -6,6 +6,7 @@
 #include "gateway/codec.h"
 
 #include "common/check.h"
+#include "common/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -55,7 +56,7 @@ static enum cm_err take_text(struct walk *walk, struct gw_wire *wire, enum gw_wi
         request->scratch_used += length;
         data = joined;
     }
-    if (!gw_utf8_valid(data, length))
+    if (!cm_utf8_valid(data, length))
         return cm_fail(walk->err, CM_INVALID, "%s%s%s: not UTF-8", walk->path,
                        walk->path[0] ? "." : "", field);
     *ret = (struct gw_text){data, length};

@@ -2,6 +2,7 @@
 #include "gateway/models.h"
 
 #include "common/check.h"
+#include "common/utf8.h"
 #include "gateway/wire.h"
 
 #include <inttypes.h>
@@ -82,7 +83,7 @@ static enum cm_err take_info(const Ingot__Ipc__TensorInfo *from, struct cm_error
                              struct gw_tensor_info *to)
 {
     size_t length = strlen(from->name);
-    if (length > GW_NAME_MAX || !gw_utf8_valid(from->name, length))
+    if (length > GW_NAME_MAX || !cm_utf8_valid(from->name, length))
         return cm_fail(err, CM_CORRUPT, "a tensor's name is too long or not UTF-8");
     if (from->n_shape > CM_MAX_RANK || cm_dtype_size((enum cm_dtype)from->dtype) == 0)
         return cm_fail(err, CM_CORRUPT, "tensor '%s' has a rank or datatype out of range",

@@ -2,6 +2,7 @@
 #include "gateway/reflect.h"
 
 #include "common/check.h"
+#include "common/utf8.h"
 #include "gateway/wire.h"
 
 #include <grpc/status.h>
@@ -248,7 +249,7 @@ static bool parse_question(struct gw_wire wire, struct question *ret)
         if (!good)
             return false;
     }
-    return code == CM_AGAIN && gw_utf8_valid(ret->host, strlen(ret->host));
+    return code == CM_AGAIN && cm_utf8_valid(ret->host, strlen(ret->host));
 }
 
 static int file_by_name(const struct gw_reflection *reflection, const char *name)

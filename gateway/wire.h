@@ -55,9 +55,6 @@ CM_MUST_CHECK enum cm_err gw_wire_copy(struct gw_wire *wire, void *target, size_
 /* The bytes of part where they lie if they are in one piece, else NULL. */
 const uint8_t *gw_wire_peek(const struct gw_wire *part);
 
-/* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */
-bool gw_utf8_valid(const void *bytes, size_t length);
-
 /* A writer into memory of fixed size. After an overflow it only counts: length is what would have
  * been needed. */
 struct gw_put {

@@ -1,5 +1,6 @@
 /* The wire reader and writer: every form, every split of the bytes over segments, every truncation.
  */
+#include "common/utf8.h"
 #include "gateway/wire.h"
 #include "tests/harness/t.h"
 
@@ -245,9 +246,9 @@ static void utf8_is_checked(void **state)
                                       "\xff",
                                       "ok\xe2\x82"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
-        assert_true(gw_utf8_valid(good[i], strlen(good[i])));
+        assert_true(cm_utf8_valid(good[i], strlen(good[i])));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        assert_false(gw_utf8_valid(bad[i], strlen(bad[i])));
+        assert_false(cm_utf8_valid(bad[i], strlen(bad[i])));
 }
 
 static void a_full_writer_counts(void **state)
