@@ -2,6 +2,9 @@
 #include "gpu-worker/graph/wire.h"
 
 #include "common/check.h"
+#include "common/utf8.h"
+
+#include <string.h>
 
 enum {
     WIRE_VARINT = 0,
@@ -97,6 +100,20 @@ static enum cm_err over(struct walk *walk, const char *what)
 static enum cm_err check_message(struct walk *walk, const ProtobufCMessageDescriptor *type,
                                  struct cursor cursor, unsigned depth);
 
+/* Names reach clients, which take UTF-8 only, and are compared as C strings, for which two names
+ * that differ behind a NUL are the same. Comments are nobody's business. */
+static enum cm_err check_text(struct walk *walk, const ProtobufCMessageDescriptor *type,
+                              const ProtobufCFieldDescriptor *field, struct cursor payload)
+{
+    size_t length = (size_t)(payload.end - payload.at);
+    if (strcmp(field->name, "doc_string") == 0)
+        return CM_OK;
+    if (cm_utf8_valid(payload.at, length) && !memchr(payload.at, 0, length))
+        return CM_OK;
+    return cm_fail(walk->err, CM_CORRUPT, "not a valid ONNX file: %s of a %s is not UTF-8 text",
+                   field->name, type->short_name);
+}
+
 /* One length-delimited field; the cursor stands behind its tag. */
 static enum cm_err check_bytes(struct walk *walk, const ProtobufCMessageDescriptor *type,
                                const ProtobufCFieldDescriptor *field, struct cursor *cursor,
@@ -112,6 +129,8 @@ static enum cm_err check_bytes(struct walk *walk, const ProtobufCMessageDescript
             return over(walk, "messages and strings");
         if (field && field->type == PROTOBUF_C_TYPE_MESSAGE)
             return check_message(walk, field->descriptor, payload, depth + 1);
+        if (field && field->type == PROTOBUF_C_TYPE_STRING)
+            return check_text(walk, type, field, payload);
         return CM_OK;
     }
     if (field->label != PROTOBUF_C_LABEL_REPEATED)

@@ -18,8 +18,8 @@
               */
 
 /* CM_OK if protobuf-c may unpack the bytes as a message of this type. CM_CORRUPT for broken
- * encoding, groups, wrong wire types and singular fields that appear twice; CM_LIMIT for what goes
- * over the limits above. */
+ * encoding, groups, wrong wire types, singular fields that appear twice, and strings (but for
+ * doc_string) that are not UTF-8 or hold a NUL; CM_LIMIT for what goes over the limits above. */
 CM_MUST_CHECK enum cm_err wk_wire_check(const ProtobufCMessageDescriptor *type, const void *bytes,
                                         size_t length, struct cm_error *err);
 
