@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "gpu-worker/graph/batch.h"
+#include "gpu-worker/graph/external.h"
 #include "gpu-worker/graph/passes/passes.h"
 #include "gpu-worker/graph/plan.h"
 
@@ -94,8 +95,9 @@ static enum cm_err fill_signature(struct wk_model *model, struct cm_error *err)
     return CM_OK;
 }
 
-/* Equal keys must mean equal packed bytes: the file, the passes that made constants of it, the
- * backend and its packing decide them. */
+/* Equal keys must mean equal packed bytes: the file, the files beside it, the passes that made
+ * constants of them, the backend and its packing decide them. The model's bytes come with their
+ * length, so that no byte of one part can pass as another's. */
 static enum cm_err make_key(struct wk_model *model, const void *bytes, size_t length,
                             uint64_t disabled, struct cm_error *err)
 {
@@ -103,9 +105,16 @@ static enum cm_err make_key(struct wk_model *model, const void *bytes, size_t le
     char tail[96];
     int tail_length = snprintf(tail, sizeof tail, "/%s/%u/%d/%llx", ops->name, ops->packing_version,
                                WK_PASSES_VERSION, (unsigned long long)disabled);
+    uint8_t external[32];
+    uint64_t file_bytes = length;
+    enum cm_err code = wk_external_digest(model->graph.external, err, external);
+    if (code != CM_OK)
+        return code;
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     bool fine = context && EVP_DigestInit_ex(context, EVP_sha256(), NULL) &&
+                EVP_DigestUpdate(context, &file_bytes, sizeof file_bytes) &&
                 EVP_DigestUpdate(context, bytes, length) &&
+                EVP_DigestUpdate(context, external, sizeof external) &&
                 EVP_DigestUpdate(context, tail, (size_t)tail_length) &&
                 EVP_DigestFinal_ex(context, model->key, NULL);
     EVP_MD_CTX_free(context);

@@ -103,8 +103,8 @@ const struct wk_signature *wk_model_signature(const struct wk_model *model);
 /* Bytes of the packed weights, the same for every instruction set and thread count. May be 0. */
 size_t wk_model_weights_bytes(const struct wk_model *model);
 
-/* SHA-256 over the file's bytes, the passes and the packing's version: equal keys mean equal packed
- * bytes. */
+/* SHA-256 over the file's bytes, those read from files beside it, the passes and the packing's
+ * version: equal keys mean equal packed bytes. */
 void wk_model_weights_key(const struct wk_model *model, uint8_t ret_key[32]);
 
 /* Writes wk_model_weights_bytes bytes at base (WK_ALIGN aligned, writable). */

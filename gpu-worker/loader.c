@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_SEALS_LOST 8u
 #define MAX_LOADS      256u
@@ -205,11 +206,14 @@ static void parse_work(uv_work_t *work)
 {
     struct load *load = cm_container_of(work, struct load, work);
     const struct wk_loader_options *options = &load->loader->options;
+    struct wk_load_options how = WK_LOAD_DEFAULTS;
     load->error.code = wk_repo_read(options->models, load->name, load->version, &load->error,
-                                    &load->file, &load->file_length);
-    if (load->error.code == CM_OK)
-        load->error.code = wk_model_parse(wk_device_engine(options->device), load->file,
-                                          load->file_length, NULL, &load->error, &load->model);
+                                    &load->file, &load->file_length, &how.directory);
+    if (load->error.code != CM_OK)
+        return;
+    load->error.code = wk_model_parse(wk_device_engine(options->device), load->file,
+                                      load->file_length, &how, &load->error, &load->model);
+    close(how.directory);
 }
 
 /* Rows that one run may have. */

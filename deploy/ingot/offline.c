@@ -6,8 +6,11 @@
 #include "deploy/ingot/explain.h"
 #include "deploy/ingot/rundir.h"
 
+#include <fcntl.h>
+#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Static_assert(IG_TENSOR_ALIGN == WK_ALIGN, "tensors of files go to the engine as they are");
 
@@ -20,12 +23,25 @@ static void *aligned(size_t bytes)
     return aligned_alloc(WK_ALIGN, room);
 }
 
-static enum cm_err load(struct ig_offline *offline, uint64_t disabled_passes, struct cm_error *err)
+/* The folder of the file, for what the model keeps beside it. */
+static int open_folder(const char *path)
 {
-    struct wk_load_options options = WK_LOAD_DEFAULTS;
-    options.disabled_passes = disabled_passes;
-    enum cm_err code = wk_model_parse(offline->engine, offline->file, offline->file_length,
-                                      &options, err, &offline->model);
+    char *copy = strdup(path);
+    int folder = copy ? open(dirname(copy), O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+    free(copy);
+    return folder;
+}
+
+static enum cm_err load(struct ig_offline *offline, const char *path, uint64_t disabled_passes,
+                        struct cm_error *err)
+{
+    struct wk_load_options how = WK_LOAD_DEFAULTS;
+    how.directory = open_folder(path);
+    how.disabled_passes = disabled_passes;
+    enum cm_err code = wk_model_parse(offline->engine, offline->file, offline->file_length, &how,
+                                      err, &offline->model);
+    if (how.directory >= 0)
+        close(how.directory);
     if (code != CM_OK)
         return code;
     size_t bytes = wk_model_weights_bytes(offline->model);
@@ -47,7 +63,7 @@ enum cm_err ig_offline_open(const char *path, const struct wk_engine_options *op
     if (code == CM_OK)
         code = wk_engine_create(options, err, &offline.engine);
     if (code == CM_OK) {
-        code = load(&offline, disabled_passes, &why);
+        code = load(&offline, path, disabled_passes, &why);
         if (code != CM_OK)
             cm_fail(err, code, "%.200s: %s", path, why.text);
     }

@@ -19,8 +19,8 @@ struct ig_offline {
     struct wk_model *model;
 };
 
-/* Parses the model and packs its weights. Errors as wk_engine_create, wk_model_parse and file
- * reading; the sentence names the file. */
+/* Parses the model, with the files beside it that it refers to, and packs its weights. Errors as
+ * wk_engine_create, wk_model_parse and file reading; the sentence names the file. */
 CM_MUST_CHECK enum cm_err ig_offline_open(const char *path, const struct wk_engine_options *options,
                                           uint64_t disabled_passes, struct cm_error *err,
                                           struct ig_offline *ret_offline);

@@ -1,6 +1,7 @@
 /* Lookups on a loaded graph and its end. The owner's thread; no kernels, no files. */
 #include "gpu-worker/graph/graph.h"
 
+#include "gpu-worker/graph/external.h"
 #include "proto/onnx.pb-c.h"
 
 #include <stdarg.h>
@@ -75,6 +76,8 @@ void wk_graph_drop_proto(struct wk_graph *graph)
         onnx__model_proto__free_unpacked(graph->proto, NULL);
     graph->proto = NULL;
     wk_arena_fini(&graph->load_arena);
+    wk_external_destroy(graph->external);
+    graph->external = NULL;
 }
 
 void wk_graph_fini(struct wk_graph *graph)

@@ -155,10 +155,13 @@ struct wk_graph {
     struct wk_tensor_info *input_info, *output_info; /* as declared in the file */
     void *proto; /* unpacked file that constants point into; see wk_graph_drop_proto */
     struct wk_arena load_arena; /* data of large constants that passes made; goes with proto */
+    /* Files beside the model that constants point into; NULL where it comes without a folder. Goes
+     * with proto. */
+    struct wk_external *external;
 };
 
-/* File bytes -> graph with symbolic facts. The graph must be zeroed; on failure it is zeroed again.
- * bytes may be freed afterwards. Errors as wk_model_parse. */
+/* File bytes -> graph with symbolic facts. options may be NULL. The graph must be zeroed; on
+ * failure it is zeroed again. bytes may be freed afterwards. Errors as wk_model_parse. */
 CM_MUST_CHECK enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
                                         const struct wk_load_options *options,
                                         struct cm_error *err);

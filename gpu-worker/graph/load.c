@@ -7,6 +7,7 @@
 
 #include "common/check.h"
 #include "gpu-worker/graph/batch.h"
+#include "gpu-worker/graph/external.h"
 #include "gpu-worker/graph/infer.h"
 #include "gpu-worker/graph/wire.h"
 
@@ -529,7 +530,6 @@ enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t leng
                           const struct wk_load_options *options, struct cm_error *err)
 {
     struct loader loader = {.graph = graph, .err = err};
-    (void)options;
     enum cm_err code = wk_wire_check(&onnx__model_proto__descriptor, bytes, length, err);
     if (code != CM_OK)
         return code;
@@ -537,7 +537,12 @@ enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t leng
     if (!model)
         return cm_fail(err, CM_CORRUPT, "not a valid ONNX file");
     graph->proto = model;
-    code = find_opset(&loader, model);
+    if (options && options->directory >= 0) {
+        graph->external = wk_external_create(options->directory);
+        code = graph->external ? CM_OK : out_of_memory(&loader);
+    }
+    if (code == CM_OK)
+        code = find_opset(&loader, model);
     if (code == CM_OK && !model->graph)
         code = cm_fail(err, CM_CORRUPT, "the file holds no graph");
     if (code == CM_OK) {

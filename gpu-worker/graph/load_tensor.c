@@ -2,6 +2,7 @@
 #include "gpu-worker/graph/load_priv.h"
 
 #include "common/check.h"
+#include "gpu-worker/graph/external.h"
 
 #include <string.h>
 
@@ -15,12 +16,6 @@ struct header {
 static enum cm_err read_header(const Onnx__TensorProto *proto, const char *what,
                                struct cm_error *err, struct header *ret)
 {
-    if (proto->data_location == ONNX__TENSOR_PROTO__DATA_LOCATION__EXTERNAL ||
-        proto->n_external_data)
-        return cm_fail(err, CM_UNSUPPORTED,
-                       "%s keeps its data in another file: external data is not supported, save "
-                       "the model as one file",
-                       what);
     if (proto->segment)
         return cm_fail(err, CM_UNSUPPORTED, "%s is a segment of a tensor: not supported", what);
     ret->dtype = cm_dtype_from_onnx(proto->data_type);
@@ -122,15 +117,41 @@ static const void *keep_small(struct wk_graph *graph, const void *data, size_t b
     return copy;
 }
 
+static bool is_external(const Onnx__TensorProto *proto)
+{
+    return proto->data_location == ONNX__TENSOR_PROTO__DATA_LOCATION__EXTERNAL;
+}
+
+/* Data in two places would be two tensors of one name. */
+static enum cm_err check_place(const Onnx__TensorProto *proto, const char *what,
+                               struct cm_error *err)
+{
+    bool here = proto->has_raw_data || proto->n_float_data || proto->n_double_data ||
+                proto->n_int64_data || proto->n_uint64_data || proto->n_int32_data;
+    if (is_external(proto) && here)
+        return cm_fail(err, CM_INVALID, "%s has data both in the model and outside", what);
+    if (!is_external(proto) && proto->n_external_data)
+        return cm_fail(err, CM_INVALID,
+                       "%s has external_data, but its data_location is not EXTERNAL", what);
+    return CM_OK;
+}
+
 enum cm_err wk_load_tensor(struct wk_graph *graph, const Onnx__TensorProto *proto, const char *what,
                            struct cm_error *err, const struct wk_const **ret_constant)
 {
     struct header header;
-    enum cm_err code = read_header(proto, what, err, &header);
+    const void *data = NULL;
+    enum cm_err code = check_place(proto, what, err);
+    if (code == CM_OK)
+        code = read_header(proto, what, err, &header);
     if (code != CM_OK)
         return code;
-    const void *data = NULL;
-    if (proto->has_raw_data) {
+    if (is_external(proto)) {
+        code = wk_external_read(graph->external, proto, what, header.dtype, &header.shape,
+                                header.bytes, err, &data);
+        if (code != CM_OK)
+            return code;
+    } else if (proto->has_raw_data) {
         if (proto->raw_data.len != header.bytes)
             return cm_fail(err, CM_CORRUPT, "%s holds %zu bytes, its type and dimensions say %zu",
                            what, proto->raw_data.len, header.bytes);

@@ -398,10 +398,12 @@ static void tensors(void **state)
     char location[] = "location", path[] = "../../etc/passwd";
     entry.key = location;
     entry.value = path;
-    WITH_TENSOR((w->n_external_data = 1, w->external_data = entries), CM_UNSUPPORTED,
-                "external data is not supported");
-    WITH_TENSOR((w->has_data_location = 1, w->data_location = 1), CM_UNSUPPORTED,
-                "external data is not supported");
+    WITH_TENSOR((w->n_external_data = 1, w->external_data = entries), CM_INVALID,
+                "data_location is not EXTERNAL");
+    WITH_TENSOR((w->has_data_location = 1, w->data_location = 1), CM_INVALID,
+                "both in the model and outside");
+    WITH_TENSOR((w->has_data_location = 1, w->data_location = 1, w->has_raw_data = 0),
+                CM_UNSUPPORTED, "this model comes without a folder");
     WITH_TENSOR(w->segment = &segment, CM_UNSUPPORTED, "segment");
     WITH_TENSOR(w->raw_data.len--, CM_CORRUPT, "holds 47 bytes, its type and dimensions say 48");
     WITH_TENSOR(w->has_raw_data = 0, CM_CORRUPT, "holds 0 elements, its dimensions say 12");
@@ -517,6 +519,34 @@ static void nesting(void **state)
     memcpy(file + head, bytes + at, length);
     refuse_bytes(file, head + length, CM_LIMIT, "nests deeper than 64");
     free(file);
+}
+
+/* Clients take names as UTF-8; a name that goes on behind a NUL would equal another. */
+static void text_that_is_none(void **state)
+{
+    struct kit_model *m = small();
+    char latin1[] = "caf\xe9", surrogate[] = "x\xed\xa0\x80", utf8[] = "na\xc3\xafve";
+    size_t length;
+    (void)state;
+    kit_proto(m)->graph->input[0]->name = latin1;
+    refuse(m, CM_CORRUPT, "name of a ValueInfoProto is not UTF-8");
+    m = small();
+    kit_node(m, "Relu", surrogate, "z");
+    refuse(m, CM_CORRUPT, "input of a NodeProto is not UTF-8");
+    m = small();
+    node_of(m, 0)->name = utf8;
+    node_of(m, 0)->doc_string = latin1; /* a comment may be anything */
+    wk_model_destroy(accept(m));
+    m = small();
+    char same[] = "same";
+    node_of(m, 0)->name = same;
+    char *bytes = kit_bytes(m, &length);
+    for (size_t i = 0; i + 4 < length; i++)
+        if (memcmp(bytes + i, "same", 4) == 0)
+            bytes[i + 2] = 0;
+    refuse_bytes(bytes, length, CM_CORRUPT, "name of a NodeProto is not UTF-8 text");
+    free(bytes);
+    kit_free(m);
 }
 
 static void many_small_fields(void **state)
@@ -726,6 +756,7 @@ int main(void)
         cmocka_unit_test(a_million_nodes),
         cmocka_unit_test(the_longest_chain),
         cmocka_unit_test(nesting),
+        cmocka_unit_test(text_that_is_none),
         cmocka_unit_test(many_small_fields),
         cmocka_unit_test(shapes_that_explode),
         cmocka_unit_test(empty_tensors_with_huge_dimensions),

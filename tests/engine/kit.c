@@ -169,6 +169,26 @@ void kit_const(struct kit_model *m, const char *name, enum cm_dtype dtype, struc
          tensor(m, name, dtype, shape, data));
 }
 
+void kit_external(struct kit_model *m, unsigned i, ...)
+{
+    Onnx__TensorProto *t = m->proto->graph->initializer[i];
+    const char *key;
+    va_list args;
+    t->has_raw_data = 0;
+    t->has_data_location = 1;
+    t->data_location = ONNX__TENSOR_PROTO__DATA_LOCATION__EXTERNAL;
+    va_start(args, i);
+    while ((key = va_arg(args, const char *))) {
+        const char *value = va_arg(args, const char *);
+        Onnx__StringStringEntryProto *entry = take(m, sizeof *entry);
+        onnx__string_string_entry_proto__init(entry);
+        entry->key = text(m, key, strlen(key));
+        entry->value = text(m, value, strlen(value));
+        push(m, &t->external_data, &t->n_external_data, entry);
+    }
+    va_end(args);
+}
+
 void kit_ints(struct kit_model *m, const char *name, int count, ...)
 {
     int64_t values[64];

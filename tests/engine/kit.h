@@ -28,6 +28,9 @@ void kit_output(struct kit_model *m, const char *name, enum cm_dtype dtype, stru
 /* An initializer with raw data of cm_shape_bytes bytes. */
 void kit_const(struct kit_model *m, const char *name, enum cm_dtype dtype, struct cm_shape shape,
                const void *data);
+/* Moves the data of initializer i out of the model: keys and values of external_data follow, then
+ * NULL. */
+void kit_external(struct kit_model *m, unsigned i, ...) __attribute__((sentinel));
 /* A vector of int64. */
 void kit_ints(struct kit_model *m, const char *name, int count, ...);
 /* Random floats in [-1, 1), from the name: the same in every build. */

@@ -38,7 +38,8 @@ static int set_up(void **state)
     memset(&f, 0, sizeof f);
     assert_int_equal(wk_engine_create(&engine, &err, &f.engine), CM_OK);
     assert_int_equal(
-        wk_repo_read(SOURCE_DIR "/deploy/demo/models", "digits", 1, &err, &f.file, &length), CM_OK);
+        wk_repo_read(SOURCE_DIR "/deploy/demo/models", "digits", 1, &err, &f.file, &length, NULL),
+        CM_OK);
     assert_int_equal(wk_model_parse(f.engine, f.file, length, NULL, &err, &f.loaded.model), CM_OK);
     size_t bytes = wk_model_weights_bytes(f.loaded.model);
     assert_int_equal(posix_memalign(&f.weights, WK_ALIGN, bytes + 1), 0);
@@ -316,18 +317,20 @@ static void files_outside_the_repository_are_refused(void **state)
              "ln -s / e",
              root);
     assert_int_equal(system(command), 0);
-    assert_int_equal(wk_repo_read(root, "a", 1, &err, &bytes, &length), CM_OK); /* a link inside */
+    assert_int_equal(wk_repo_read(root, "a", 1, &err, &bytes, &length, NULL),
+                     CM_OK); /* a link inside */
     assert_int_equal(length, 2);
     free(bytes);
-    assert_int_equal(wk_repo_read(root, "b", 1, &err, &bytes, &length), CM_PERMISSION);
+    assert_int_equal(wk_repo_read(root, "b", 1, &err, &bytes, &length, NULL), CM_PERMISSION);
     assert_null(strstr(err.text, root));
-    assert_int_equal(wk_repo_read(root, "c", 1, &err, &bytes, &length), CM_INVALID);
-    assert_int_equal(wk_repo_read(root, "d", 1, &err, &bytes, &length), CM_INVALID);
-    assert_int_equal(wk_repo_read(root, "e", 1, &err, &bytes, &length), CM_PERMISSION);
-    assert_int_equal(wk_repo_read(root, "f", 1, &err, &bytes, &length), CM_NOT_FOUND);
-    assert_int_equal(wk_repo_read(root, "..", 1, &err, &bytes, &length), CM_INVALID);
-    assert_int_equal(wk_repo_read(root, "a/../b", 1, &err, &bytes, &length), CM_INVALID);
-    assert_int_equal(wk_repo_read("/nonexistent", "a", 1, &err, &bytes, &length), CM_NOT_FOUND);
+    assert_int_equal(wk_repo_read(root, "c", 1, &err, &bytes, &length, NULL), CM_INVALID);
+    assert_int_equal(wk_repo_read(root, "d", 1, &err, &bytes, &length, NULL), CM_INVALID);
+    assert_int_equal(wk_repo_read(root, "e", 1, &err, &bytes, &length, NULL), CM_PERMISSION);
+    assert_int_equal(wk_repo_read(root, "f", 1, &err, &bytes, &length, NULL), CM_NOT_FOUND);
+    assert_int_equal(wk_repo_read(root, "..", 1, &err, &bytes, &length, NULL), CM_INVALID);
+    assert_int_equal(wk_repo_read(root, "a/../b", 1, &err, &bytes, &length, NULL), CM_INVALID);
+    assert_int_equal(wk_repo_read("/nonexistent", "a", 1, &err, &bytes, &length, NULL),
+                     CM_NOT_FOUND);
     snprintf(command, sizeof command, "rm -r %s", root);
     assert_int_equal(system(command), 0);
 }

@@ -120,7 +120,8 @@ static void load_model(void)
     size_t length = 0;
     struct wk_engine *engine = wk_device_engine(f.device);
     assert_int_equal(
-        wk_repo_read(SOURCE_DIR "/deploy/demo/models", "digits", 1, &err, &f.file, &length), CM_OK);
+        wk_repo_read(SOURCE_DIR "/deploy/demo/models", "digits", 1, &err, &f.file, &length, NULL),
+        CM_OK);
     assert_int_equal(wk_model_parse(engine, f.file, length, NULL, &err, &model), CM_OK);
     assert_int_equal(posix_memalign(&f.weights, WK_ALIGN, wk_model_weights_bytes(model)), 0);
     assert_int_equal(wk_model_pack(model, f.weights, &err), CM_OK);
