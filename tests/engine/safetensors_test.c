@@ -213,8 +213,12 @@ static char *repeat(const char *before, const char *part, size_t count, const ch
     char *text = malloc(head + count * each + tail + 1);
     assert_non_null(text);
     memcpy(text, before, head);
-    for (size_t i = 0; i < count; i++)
-        memcpy(text + head + i * each, part, each);
+    if (count)
+        memcpy(text + head, part, each);
+    for (size_t have = 1; have < count; have *= 2) {
+        size_t more = have < count - have ? have : count - have;
+        memcpy(text + head + have * each, text + head, more * each);
+    }
     memcpy(text + head + count * each, after, tail + 1);
     *ret_length = head + count * each + tail;
     return text;
