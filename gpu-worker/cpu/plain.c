@@ -2,6 +2,8 @@
  * once for any x86-64, so there is one result. Pure functions, any thread. */
 #include "gpu-worker/cpu/plain.h"
 
+#include "gpu-worker/cpu/half.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -25,6 +27,7 @@
         out_type *out = y_;                                                                  \
         for (size_t i = 0; i < n; i++) {                                                     \
             in_type p = a[i * step_a], q = b[i * step_b];                                    \
+            (void)q;                                                                         \
             out[i] = (out_type)(expression);                                                 \
         }                                                                                    \
     }
@@ -44,25 +47,62 @@ UNSIGNED_TYPES(UNSIGNED_DIV)
     LOOP2(div_##id, type, type, q == 0 ? 0 : q == -1 ? 0 - (wide)p : (wide)(p / q))
 SIGNED_TYPES(SIGNED_DIV)
 
+#define UNSIGNED_LOOPS(id, type, wide)                                   \
+    LOOP2(mod_##id, type, type, q == 0 ? 0 : p % q)                      \
+    LOOP2(fmod_##id, type, type, q == 0 ? 0 : p % q)                     \
+    LOOP2(prelu_##id, type, type, p)                                     \
+    LOOP2(shl_##id, type, type, q < 8 * sizeof(type) ? (wide)p << q : 0) \
+    LOOP2(shr_##id, type, type, q < 8 * sizeof(type) ? p >> q : 0)
+UNSIGNED_TYPES(UNSIGNED_LOOPS)
+/* The remainder by -1 is 0, and would trap for the most negative number. */
+#define SIGNED_LOOPS(id, type, wide)                                                \
+    static type rest_##id(type p, type q)                                           \
+    {                                                                               \
+        return (type)(q == 0 || q == -1 ? 0 : p % q);                               \
+    }                                                                               \
+    LOOP2(fmod_##id, type, type, rest_##id(p, q))                                   \
+    LOOP2(mod_##id, type, type,                                                     \
+          rest_##id(p, q) + ((rest_##id(p, q) ^ q) < 0 && rest_##id(p, q) ? q : 0)) \
+    LOOP2(prelu_##id, type, type, p < 0 ? (wide)p * (wide)q : (wide)p)
+SIGNED_TYPES(SIGNED_LOOPS)
+#define BIT_LOOPS(id, type, wide)     \
+    LOOP2(and_##id, type, type, p &q) \
+    LOOP2(or_##id, type, type, p | q) \
+    LOOP2(xor_##id, type, type, p ^ q)
+INTEGER_TYPES(BIT_LOOPS)
+
 LOOP2(add_FP64, double, double, p + q)
 LOOP2(sub_FP64, double, double, p - q)
 LOOP2(mul_FP64, double, double, p *q)
 LOOP2(div_FP64, double, double, p / q)
 LOOP2(min_FP64, double, double, q < p || q != q ? q : p)
 LOOP2(max_FP64, double, double, q > p || q != q ? q : p)
+LOOP2(fmod_FP64, double, double, fmod(p, q)) /* exact by its definition */
+LOOP2(prelu_FP64, double, double, p < 0 ? p * q : p)
 
 k_arith_fn *k_arith_for(enum k_arith op, enum cm_dtype dtype)
 {
     switch (dtype) {
-#define CASE(id, type, wide)                                               \
-    case CM_##id: {                                                        \
-        static k_arith_fn *const fns[] = {add_##id, sub_##id, mul_##id,    \
-                                          div_##id, min_##id, max_##id};   \
-        return (unsigned)op < sizeof(fns) / sizeof(*fns) ? fns[op] : NULL; \
+#define COMMON(id)                                                                  \
+    [K_ADD] = add_##id, [K_SUB] = sub_##id, [K_MUL] = mul_##id, [K_DIV] = div_##id, \
+    [K_MIN] = min_##id, [K_MAX] = max_##id, [K_FMOD] = fmod_##id, [K_PRELU] = prelu_##id
+#define BITS(id) [K_MOD] = mod_##id, [K_AND] = and_##id, [K_OR] = or_##id, [K_XOR] = xor_##id
+#define CASE(id, ...)                                                    \
+    case CM_##id: {                                                      \
+        static k_arith_fn *const fns[K_SHIFT_RIGHT + 1] = {__VA_ARGS__}; \
+        return (unsigned)op <= K_SHIFT_RIGHT ? fns[op] : NULL;           \
     }
-        INTEGER_TYPES(CASE)
-        CASE(FP64, double, double)
+#define UNSIGNED_CASE(id, type, wide) \
+    CASE(id, COMMON(id), BITS(id), [K_SHIFT_LEFT] = shl_##id, [K_SHIFT_RIGHT] = shr_##id)
+#define SIGNED_CASE(id, type, wide) CASE(id, COMMON(id), BITS(id))
+        UNSIGNED_TYPES(UNSIGNED_CASE)
+        SIGNED_TYPES(SIGNED_CASE)
+        CASE(FP64, COMMON(FP64))
+#undef COMMON
+#undef BITS
 #undef CASE
+#undef UNSIGNED_CASE
+#undef SIGNED_CASE
     default:
         return NULL;
     }
@@ -77,6 +117,14 @@ k_arith_fn *k_arith_for(enum k_arith op, enum cm_dtype dtype)
 INTEGER_TYPES(COMPARE_LOOPS)
 COMPARE_LOOPS(FP32, float, float)
 COMPARE_LOOPS(FP64, double, double)
+#define COMPARE_HALVES(id, load)                          \
+    LOOP2(eq_##id, uint16_t, uint8_t, load(p) == load(q)) \
+    LOOP2(lt_##id, uint16_t, uint8_t, load(p) < load(q))  \
+    LOOP2(le_##id, uint16_t, uint8_t, load(p) <= load(q)) \
+    LOOP2(gt_##id, uint16_t, uint8_t, load(p) > load(q))  \
+    LOOP2(ge_##id, uint16_t, uint8_t, load(p) >= load(q))
+COMPARE_HALVES(FP16, half_to_float)
+COMPARE_HALVES(BF16, bfloat_to_float)
 LOOP2(eq_BOOL, uint8_t, uint8_t, (p != 0) == (q != 0))
 
 k_arith_fn *k_compare_for(enum k_compare op, enum cm_dtype dtype)
@@ -88,6 +136,8 @@ k_arith_fn *k_compare_for(enum k_compare op, enum cm_dtype dtype)
         return (unsigned)op < sizeof(fns) / sizeof(*fns) ? fns[op] : NULL;              \
     }
         INTEGER_TYPES(CASE)
+        CASE(FP16, uint16_t, float)
+        CASE(BF16, uint16_t, float)
         CASE(FP32, float, float)
         CASE(FP64, double, double)
 #undef CASE
@@ -95,6 +145,20 @@ k_arith_fn *k_compare_for(enum k_compare op, enum cm_dtype dtype)
         return op == K_EQUAL ? eq_BOOL : NULL;
     default:
         return NULL;
+    }
+}
+
+void k_f32_fmod(const float *a, size_t step_a, const float *b, size_t step_b, float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = fmodf(a[i * step_a], b[i * step_b]);
+}
+
+void k_f32_prelu(const float *a, size_t step_a, const float *b, size_t step_b, float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float p = a[i * step_a], q = b[i * step_b];
+        y[i] = p < 0 ? p * q : p;
     }
 }
 

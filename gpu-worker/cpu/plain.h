@@ -10,17 +10,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Arithmetic on any numeric type of CM_DTYPE_MAP but FP16, BF16 and FP32 (which has kernels.h).
+/* Arithmetic on integers and FP64. (FP32 has kernels.h; FP16 and BF16 go through floats.)
  * Integers wrap. Integer division truncates; x / 0 is 0; the most negative number / -1 is itself.
- */
-enum k_arith { K_ADD, K_SUB, K_MUL, K_DIV, K_MIN, K_MAX };
+ * K_MOD is the remainder with the divisor's sign, K_FMOD with the dividend's (C's % and fmod); of
+ * an integer division by 0 both are 0. K_MIN and K_MAX give NaN if an operand is NaN. K_PRELU is
+ * a < 0 ? a * b : a. Shifts are for unsigned integers; by the type's width or more they give 0.
+ * Bit operations are for integers. */
+enum k_arith {
+    K_ADD,
+    K_SUB,
+    K_MUL,
+    K_DIV,
+    K_MIN,
+    K_MAX,
+    K_MOD,
+    K_FMOD,
+    K_PRELU,
+    K_AND,
+    K_OR,
+    K_XOR,
+    K_SHIFT_LEFT,
+    K_SHIFT_RIGHT
+};
 typedef void k_arith_fn(const void *a, size_t step_a, const void *b, size_t step_b, void *y,
                         size_t n);
 /* NULL where the pair is not supported. */
 k_arith_fn *k_arith_for(enum k_arith op, enum cm_dtype dtype);
 
-/* Comparisons give 1 or 0 bytes (CM_BOOL). With NaN all are 0. FP16 and BF16 are not supported;
- * BOOL only has K_EQUAL. */
+/* Comparisons give 1 or 0 bytes (CM_BOOL). With NaN all are 0. BOOL only has K_EQUAL. */
 enum k_compare { K_EQUAL, K_LESS, K_LESS_EQUAL, K_GREATER, K_GREATER_EQUAL };
 k_arith_fn *k_compare_for(enum k_compare op, enum cm_dtype dtype);
 
@@ -33,6 +50,10 @@ void k_bool_not(const uint8_t *x, uint8_t *y, size_t n);
 /* y[i] = condition[i] ? a[i] : b[i] for elements of 1, 2, 4 or 8 bytes. */
 void k_where(size_t element, const uint8_t *condition, size_t step_c, const void *a, size_t step_a,
              const void *b, size_t step_b, void *y, size_t n);
+
+/* K_FMOD and K_PRELU of floats. */
+void k_f32_fmod(const float *a, size_t step_a, const float *b, size_t step_b, float *y, size_t n);
+void k_f32_prelu(const float *a, size_t step_a, const float *b, size_t step_b, float *y, size_t n);
 
 /* a to the power b in float: own double-precision log2 and exp2, rounded once; exponents 0, 1, 2,
  * 3, 0.5 and -1 by 1, x, x*x, (x*x)*x, sqrt(x), 1/x. Special cases as C's pow. */
