@@ -120,11 +120,7 @@ static enum cm_err cpu_supports(const struct wk_backend *backend, const struct w
 {
     (void)backend;
     enum cm_dtype dtype = wk_call_in(call, 0) ? wk_call_in(call, 0)->dtype : CM_DTYPE_NONE;
-    bool fits = rows[call->node->op].prepare != NULL;
-    if (rows[call->node->op].prepare == cpu_prepare_binary ||
-        rows[call->node->op].prepare == cpu_prepare_variadic)
-        fits = cpu_supports_binary(call->node->op, dtype);
-    if (!fits)
+    if (!rows[call->node->op].prepare)
         return wk_node_fail(err, CM_UNSUPPORTED, call->node, "not supported for %s",
                             cm_dtype_name(dtype));
     return CM_OK;

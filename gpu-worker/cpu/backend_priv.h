@@ -89,7 +89,4 @@ size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats);
 #undef ROW
 #undef ROW_PACKED
 
-/* Element types that the element-wise operators have kernels for. */
-bool cpu_supports_binary(enum wk_op op, enum cm_dtype dtype);
-
 #endif

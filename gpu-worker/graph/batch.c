@@ -157,12 +157,18 @@ static bool rows_rule(const struct judge *j)
 {
     switch (j->node->op) {
     case WK_OP_Add:
-    case WK_OP_Sub:
-    case WK_OP_Mul:
+    case WK_OP_BitShift:
+    case WK_OP_BitwiseAnd:
+    case WK_OP_BitwiseOr:
+    case WK_OP_BitwiseXor:
     case WK_OP_Div:
-    case WK_OP_Pow:
-    case WK_OP_Min:
     case WK_OP_Max:
+    case WK_OP_Mean:
+    case WK_OP_Min:
+    case WK_OP_Mod:
+    case WK_OP_Mul:
+    case WK_OP_Pow:
+    case WK_OP_Sub:
     case WK_OP_Sum:
     case WK_OP_And:
     case WK_OP_Or:
@@ -174,6 +180,12 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_GreaterOrEqual:
     case WK_OP_Where:
         return rows_elementwise(j);
+    case WK_OP_PRelu: /* below opset 7 a slope may lie along other axes than broadcasting says */
+        return rows_elementwise(j) && (j->node->opset >= 7 || rows_of(j, 1) == WK_ROWS_FREE);
+    case WK_OP_CastLike: /* the second operand only lends its type */
+        return rows_of(j, 0) == WK_ROWS_ROWS;
+    case WK_OP_Dropout: /* in training, a row's mask depends on its place in the batch */
+        return rows_of(j, 0) == WK_ROWS_ROWS && wk_dropout_is_identity(j->node, j->facts);
     case WK_OP_Gemm:
         return rows_gemm(j);
     case WK_OP_MatMul:
@@ -198,13 +210,23 @@ static bool rows_rule(const struct judge *j)
         /* Bytes keep their order, so equal first dimensions mean equal rows. */
         return rows_of(j, 0) == WK_ROWS_ROWS && names_batch_only(j, 1);
     case WK_OP_Abs:
+    case WK_OP_Acos:
+    case WK_OP_Acosh:
+    case WK_OP_Asin:
+    case WK_OP_Asinh:
+    case WK_OP_Atan:
+    case WK_OP_Atanh:
     case WK_OP_AveragePool:
     case WK_OP_BatchNormalization:
+    case WK_OP_BitwiseNot:
     case WK_OP_Cast:
     case WK_OP_Ceil:
+    case WK_OP_Celu:
     case WK_OP_Clip:
     case WK_OP_Conv:
-    case WK_OP_Dropout:
+    case WK_OP_Cos:
+    case WK_OP_Cosh:
+    case WK_OP_Elu:
     case WK_OP_Erf:
     case WK_OP_Exp:
     case WK_OP_Floor:
@@ -214,16 +236,29 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_HardSigmoid:
     case WK_OP_HardSwish:
     case WK_OP_Identity:
+    case WK_OP_IsInf:
+    case WK_OP_IsNaN:
     case WK_OP_LeakyRelu:
     case WK_OP_Log:
     case WK_OP_MaxPool:
+    case WK_OP_Mish:
     case WK_OP_Neg:
     case WK_OP_Not:
     case WK_OP_Reciprocal:
     case WK_OP_Relu:
+    case WK_OP_Round:
+    case WK_OP_Selu:
+    case WK_OP_Shrink:
     case WK_OP_Sigmoid:
+    case WK_OP_Sign:
+    case WK_OP_Sin:
+    case WK_OP_Sinh:
+    case WK_OP_Softplus:
+    case WK_OP_Softsign:
     case WK_OP_Sqrt:
+    case WK_OP_Tan:
     case WK_OP_Tanh:
+    case WK_OP_ThresholdedRelu:
     /* An axis 0 that the following touch is no longer the batch in the output's shape. */
     case WK_OP_Pad:
     case WK_OP_ReduceMax:

@@ -186,7 +186,13 @@ bool wk_operand_is_static(const struct wk_node *node, unsigned k)
 
 bool wk_node_is_view(const struct wk_node *node)
 {
-    return wk_op_traits(node->op) & WK_VIEW;
+    if (!(wk_op_traits(node->op) & WK_VIEW))
+        return false;
+    for (unsigned k = 1; k < node->n_out; k++)
+        if (node->out[k] >= 0)
+            return false; /* Dropout's mask */
+    return node->op != WK_OP_Dropout ||
+           ((node->n_in < 3 || node->in[2] < 0) && wk_dropout_is_identity(node, NULL));
 }
 
 /* ---- the walk -------------------------------------------------------------------------------- */

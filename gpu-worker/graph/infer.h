@@ -26,7 +26,7 @@ bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts);
  * memory at run time. */
 bool wk_operand_is_static(const struct wk_node *node, unsigned k);
 
-/* The node gives its input 0 a new shape and leaves the bytes alone. */
+/* The node gives its input 0 a new shape and leaves the bytes alone. Decided by the file alone. */
 bool wk_node_is_view(const struct wk_node *node);
 
 /* A window over one or two spatial dimensions, resolved from attributes and shapes. Entry 0 is the
@@ -61,6 +61,15 @@ CM_MUST_CHECK enum cm_err wk_reduce_axes(const struct wk_node *node, const struc
 /* The permutation of a Transpose; reversed axes by default. */
 CM_MUST_CHECK enum cm_err wk_transpose_perm(const struct wk_node *node, unsigned rank,
                                             struct cm_error *err, unsigned ret_perm[CM_MAX_RANK]);
+
+/* The shape of an element-wise operator's second operand as broadcasting sees it: its own from
+ * opset 7 on, moved to the attribute axis before. CM_INVALID where it does not fit a. */
+CM_MUST_CHECK enum cm_err wk_second_shape(const struct wk_node *node, const struct cm_shape *a,
+                                          const struct cm_shape *b, struct cm_error *err,
+                                          struct cm_shape *ret_shape);
+
+/* The Dropout is known to give its input back, and a mask of ones. */
+bool wk_dropout_is_identity(const struct wk_node *node, const struct wk_fact *facts);
 
 /* An axis counted from the back made positive; false outside [-rank, rank - 1]. */
 bool wk_axis(int64_t axis, unsigned rank, unsigned *ret_axis);

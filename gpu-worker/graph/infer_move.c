@@ -242,18 +242,6 @@ enum cm_err infer_unsqueeze(struct infer *in)
     return set_view(in, &shape);
 }
 
-enum cm_err infer_dropout(struct infer *in)
-{
-    const struct wk_fact *training = infer_in(in, 2);
-    if (infer_out(in, 1))
-        return wk_node_fail(in->err, CM_UNSUPPORTED, in->node, "the mask output is not supported");
-    /* A constant false is bool and not tracked, so a present input is judged by the loader's data:
-     * nothing but the literal "left out" is provably inference. */
-    if (training || (in->node->opset < 7 && !wk_node_int(in->node, "is_test", 0)))
-        return wk_node_fail(in->err, CM_UNSUPPORTED, in->node, "training mode is not supported");
-    return infer_same(in);
-}
-
 /* ---- shapes as data -------------------------------------------------------------------------- */
 
 enum cm_err infer_shape(struct infer *in)
@@ -332,26 +320,6 @@ enum cm_err infer_constant_of_shape(struct infer *in)
     for (unsigned i = 0; i < infer_out(in, 0)->n_elems; i++)
         elems[i] = known(value);
     return CM_OK;
-}
-
-enum cm_err infer_cast(struct infer *in)
-{
-    const struct wk_fact *x = infer_in(in, 0);
-    struct wk_elem *elems;
-    enum cm_dtype to = cm_dtype_from_onnx((int32_t)wk_node_int(in->node, "to", 0));
-    if (to == CM_DTYPE_NONE || wk_node_int(in->node, "to", 0) > INT32_MAX)
-        return wk_node_fail(in->err, CM_UNSUPPORTED, in->node, "to = %lld is not supported",
-                            (long long)wk_node_int(in->node, "to", 0));
-    enum cm_err code = infer_set(in, to, &x->shape);
-    if (code != CM_OK || !x->elems || !infer_is_tracked_type(to))
-        return code;
-    code = infer_track(in, to, &x->shape, &elems);
-    for (unsigned i = 0; elems && i < x->n_elems; i++) {
-        elems[i] = x->elems[i];
-        if (to == CM_INT32)
-            elems[i].v = (int32_t)elems[i].v;
-    }
-    return code;
 }
 
 /* ---- movement -------------------------------------------------------------------------------- */
