@@ -171,13 +171,16 @@ def check_neighbours(hits, share, what):
 def check_bernoulli(ingot, model, inputs, outputs):
     """Ones with the probabilities of the input, in the case's shape and type and over 20,000 values each."""
     name = next(iter(inputs))
+    # As a function of other operators, 1.12 has it the wrong way round; later releases say Less.
+    reverse = any(node.op_type == "Greater" for node in model.graph.node)
     for p in (0.0, 0.1, 0.5, 0.9, 1.0):
         array = numpy.full(20000, p, inputs[name].dtype)
         (found,) = run_model(ingot, enlarged(model, array.shape), {name: array})
         want(found.dtype == outputs[0].dtype and found.shape == array.shape, "another type or shape")
         want(numpy.isin(found, (0, 1)).all(), "values other than 0 and 1")
-        check_share(found == 1, p, f"ones for p = {p}")
-        check_neighbours(found == 1, p, f"ones for p = {p}")
+        hits = found == (0 if reverse else 1)
+        check_share(hits, p, f"hits for p = {p}")
+        check_neighbours(hits, p, f"hits for p = {p}")
 
 
 def check_dropout(ingot, model, inputs, outputs):
@@ -219,8 +222,10 @@ NAN, INF = float("nan"), float("inf")
 ROUNDED = [[0.478515625, 0.48046875, 0.5, 0.8203125], [0.470703125, 0.81640625, 0.2109375, 0.72265625],
            [NAN, INF, INF, -INF]]
 
-# The expected outputs of the standard's later releases.
+# The expected outputs of the standard's later releases; None: the case's own, which hold.
 CORRECTED = {
+    "test_castlike_BFLOAT16_to_FLOAT": None,
+    "test_castlike_BFLOAT16_to_FLOAT_expanded": None,
     "test_cast_FLOAT_to_BFLOAT16": ROUNDED,
     "test_castlike_FLOAT_to_BFLOAT16": ROUNDED,
     "test_castlike_FLOAT_to_BFLOAT16_expanded": ROUNDED,
@@ -231,11 +236,18 @@ def check_corrected(ingot, name, folder, model):
     if name not in CORRECTED:
         return "onnx_standard.py has no corrected values for it"
     inputs = case_arrays(folder, "input", [value.name for value in model.graph.input])
+    # CastLike's second input is declared as [3,4] and comes as [1]; it only lends its type.
+    for value in model.graph.input:
+        declared = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        inputs[value.name] = numpy.broadcast_to(inputs[value.name], declared)
     try:
         (found,) = run_model(ingot, model, inputs)
     except ValueError as error:
         return str(error)
-    expected = numpy.array(CORRECTED[name], found.dtype)
+    expected = CORRECTED[name]
+    if expected is None:
+        (expected,) = case_arrays(folder, "output", [model.graph.output[0].name]).values()
+    expected = numpy.array(expected, found.dtype)
     if found.shape != expected.shape or not numpy.allclose(found, expected, rtol=1e-3, atol=1e-7,
                                                                equal_nan=True):
         return f"{found.tolist()} is not the corrected {expected.tolist()}"
