@@ -230,7 +230,8 @@ bool pass_is_random(const struct wk_node *node)
 {
     const char *name = wk_op_name(node->op);
     return strncmp(name, "Random", 6) == 0 || strcmp(name, "Bernoulli") == 0 ||
-           strcmp(name, "Multinomial") == 0 || (strcmp(name, "Dropout") == 0 && node->n_in > 2);
+           strcmp(name, "Multinomial") == 0 ||
+           (strcmp(name, "Dropout") == 0 && (node->n_in > 2 || node->opset < 7));
 }
 
 bool pass_has_subgraph(const struct wk_node *node)
