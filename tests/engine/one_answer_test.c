@@ -1,10 +1,12 @@
 /* One answer, for generated networks, and for a model file when one is named:
  *
- *     one_answer_test                      generated networks
- *     one_answer_test FILE 3,48,192        this model with rows of this shape (one input)
+ *     one_answer_test                       generated networks
+ *     one_answer_test FILE 3,48,192         this model with rows of this shape (one input)
+ *     one_answer_test FILE NAME=X.npy...    this model with the rows of these files, one for each
+ *                                           input; an input whole if the model is not batchable
  *
- * The environment's ONE_ANSWER_MODEL and ONE_ANSWER_ROW do the same as the arguments. A file that
- * is not there is a skip with its reason. */
+ * With a second form's shape the rows are seeded. */
+#include "deploy/ingot/tensor_file.h"
 #include "tests/engine/kit.h"
 #include "tests/engine/one_answer.h"
 
@@ -16,14 +18,16 @@
 
 #include <cmocka.h>
 
-static const char *file_name, *file_row;
+static char **arguments; /* FILE and what follows */
 
 static void check(struct kit_model *m, struct cm_shape row)
 {
     size_t length;
     void *bytes = kit_bytes(m, &length);
-    unsigned checked = one_answer(bytes, length, &row);
-    assert_true(checked >= 2);
+    struct one_answer_model model = {
+        .bytes = bytes, .length = length, .shapes = &row, .rows = ONE_ANSWER_ROWS};
+    unsigned checked = one_answer(&model);
+    assert_true(checked >= 3);
     print_message("%u combinations of instruction set and threads agree\n", checked);
     free(bytes);
     kit_free(m);
@@ -107,22 +111,11 @@ static void attention_like_network(void **state)
     check(m, kit_shape(3, 1, 13, 24));
 }
 
-static void named_model(void **state)
+static void *read_file(const char *name, size_t *ret_length)
 {
-    struct cm_shape row = {.rank = 1, .dims = {1}};
-    (void)state;
-    if (!file_row)
-        fail_msg("the shape of one row is missing, as in 3,48,192");
-    FILE *file = fopen(file_name, "rb");
-    if (!file) {
-        print_message("skipped: %s is not there\n", file_name);
-        skip();
-    }
-    for (const char *at = file_row; *at && row.rank < CM_MAX_RANK;) {
-        char *end;
-        row.dims[row.rank++] = strtoll(at, &end, 10);
-        at = *end == ',' ? end + 1 : end;
-    }
+    FILE *file = fopen(name, "rb");
+    if (!file)
+        fail_msg("%s cannot be opened", name);
     assert_int_equal(fseek(file, 0, SEEK_END), 0);
     long length = ftell(file);
     rewind(file);
@@ -131,20 +124,100 @@ static void named_model(void **state)
     assert_non_null(bytes);
     assert_int_equal(fread(bytes, 1, (size_t)length, file), length);
     fclose(file);
-    print_message("%u combinations agree\n", one_answer(bytes, (size_t)length, &row));
+    *ret_length = (size_t)length;
+    return bytes;
+}
+
+static struct cm_shape parse_row(const char *text)
+{
+    struct cm_shape row = {.rank = 1, .dims = {1}};
+    while (*text && row.rank < CM_MAX_RANK) {
+        char *end;
+        row.dims[row.rank++] = strtoll(text, &end, 10);
+        text = *end == ',' ? end + 1 : end;
+    }
+    return row;
+}
+
+/* Files NAME=X.npy as tensors in the signature's order. */
+static void read_inputs(const struct wk_signature *signature, struct ig_tensor *tensors)
+{
+    for (char **argument = arguments + 1; *argument; argument++) {
+        struct cm_error err = {0};
+        const char *equals = strchr(*argument, '=');
+        size_t length = equals ? (size_t)(equals - *argument) : 0;
+        unsigned at = 0;
+        while (at < signature->n_inputs && (strlen(signature->inputs[at].name) != length ||
+                                            memcmp(signature->inputs[at].name, *argument, length)))
+            at++;
+        if (!equals || at == signature->n_inputs)
+            fail_msg("%s is not INPUT=FILE of this model", *argument);
+        if (ig_tensor_read(equals + 1, &err, &tensors[at]) != CM_OK)
+            fail_msg("%s", err.text);
+        assert_int_equal(tensors[at].dtype, signature->inputs[at].dtype);
+    }
+    for (unsigned i = 0; i < signature->n_inputs; i++)
+        if (!tensors[i].data)
+            fail_msg("input %s is missing", signature->inputs[i].name);
+}
+
+/* A batchable model's rows are counted by the first dimension of its inputs. */
+static void with_files(struct one_answer_model *model)
+{
+    struct ig_tensor tensors[WK_MAX_IO] = {0};
+    struct cm_shape shapes[WK_MAX_IO];
+    const void *data[WK_MAX_IO];
+    struct kit_loaded loaded;
+    kit_load(&loaded, model->bytes, model->length, 1, NULL);
+    const struct wk_signature *signature = wk_model_signature(loaded.model);
+    read_inputs(signature, tensors);
+    model->rows = 1;
+    for (unsigned i = 0; i < signature->n_inputs; i++) {
+        shapes[i] = tensors[i].shape;
+        data[i] = tensors[i].data;
+        if (!signature->batchable)
+            continue;
+        assert_true(shapes[i].rank > 0 && shapes[i].dims[0] <= ONE_ANSWER_ROWS);
+        assert_true(i == 0 || shapes[i].dims[0] == shapes[0].dims[0]);
+        model->rows = (unsigned)shapes[i].dims[0];
+    }
+    print_message("%s\n", signature->batchable ? "batchable" : signature->why_not);
+    kit_unload(&loaded);
+    model->shapes = shapes;
+    model->data = data;
+    print_message("%u combinations of instruction set and threads agree on %u rows\n",
+                  one_answer(model), model->rows);
+    for (unsigned i = 0; i < WK_MAX_IO; i++)
+        ig_tensor_fini(&tensors[i]);
+}
+
+static void named_model(void **state)
+{
+    struct one_answer_model model = {.rows = ONE_ANSWER_ROWS, .brief = true};
+    void *bytes = read_file(arguments[0], &model.length);
+    (void)state;
+    model.bytes = bytes;
+    if (strchr(arguments[1], '=')) {
+        with_files(&model);
+    } else {
+        struct cm_shape row = parse_row(arguments[1]);
+        model.brief = false;
+        model.shapes = &row;
+        print_message("%u combinations of instruction set and threads agree\n", one_answer(&model));
+    }
     free(bytes);
 }
 
 int main(int argc, char **argv)
 {
-    file_name = argc > 2 ? argv[1] : getenv("ONE_ANSWER_MODEL");
-    file_row = argc > 2 ? argv[2] : getenv("ONE_ANSWER_ROW");
     const struct CMUnitTest named[] = {cmocka_unit_test(named_model)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(convolutional_network),
         cmocka_unit_test(attention_like_network),
     };
-    if (file_name)
+    if (argc > 2) {
+        arguments = argv + 1;
         return cmocka_run_group_tests(named, NULL, NULL);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
