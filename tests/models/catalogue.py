@@ -25,18 +25,19 @@ FILES = {
 GENERATED = ("mlp", "resnet50", "resnet50-folded", "mobilenetv2", "bert-base", "minilm")
 NAMES = (*FILES, *GENERATED)
 
-# Generated networks as the default tests have them: same operators, fewer and smaller.
+# Generated networks as the default tests have them: same operators, fewer and smaller. TINY is for scalar kernels.
 SMALL = ("--layers", "2", "--image", "96", "--vocab", "1000")
+TINY = ("--layers", "1", "--image", "64", "--vocab", "1000")
+FULL = ()
 
 
-def model_file(name, folder, full=False):
+def model_file(name, folder, size=SMALL):
     """The model's file; a generated one is made in folder."""
     if name in FILES:
         return FILES[name]
     path = folder / f"{name}.onnx"
     if not path.exists():
-        subprocess.run([sys.executable, ROOT / "bench" / "models" / "make.py", folder, name,
-                        *(() if full else SMALL)], check=True)
+        subprocess.run([sys.executable, ROOT / "bench" / "models" / "make.py", folder, name, *size], check=True)
     return path
 
 
@@ -89,13 +90,14 @@ def silero_inputs(name, rows, samples, rate, seed):
     return {**chunk, "state": numpy.float32(random.uniform(-0.8, 0.8, (2, rows, 128))), "sr": rate}
 
 
-def cases(name, full=False):
-    """(description, inputs) of a model: several shapes and batch sizes."""
+def cases(name, size=SMALL):
+    """(description, inputs) of a model of that size: several shapes and batch sizes."""
+    full = size == FULL
     if name == "mlp":
         return [(f"batch {n}", {"input": images(n, 28, 28, n, 1).reshape(n, 784)}) for n in (1, 3, 16, 33)]
     if name in GENERATED[1:4]:
-        size = 224 if full else 96
-        return [(f"batch {n}", {"input": images(n, size, size, n)}) for n in ((1, 4) if full else (1, 3))]
+        side = 224 if full else int(size[size.index("--image") + 1])
+        return [(f"batch {n}", {"input": images(n, side, side, n)}) for n in ((1, 4) if full else (1, 3))]
     if name in ("bert-base", "minilm"):
         vocab, made = (30522 if full else 1000), []
         for length, rows in ((16, 1), (16, 5), (64, 1), (64, 2), (128, 1), (128, 2)):

@@ -89,8 +89,8 @@ def difference(ours, theirs, softmax):
 
 def compare(name, folder, args):
     """Every case of a model; prints a line each with the share of the tolerance used."""
-    model = catalogue.model_file(name, folder, args.full)
-    cases = catalogue.cases(name, args.full)
+    size = catalogue.FULL if args.full else catalogue.SMALL
+    model, cases = catalogue.model_file(name, folder, size), catalogue.cases(name, size)
     options = ["--threads", args.threads] + (["--isa", args.isa] if args.isa else [])
     theirs, _ = by_runtime(model, cases, folder)
     for (what, inputs), expected in zip(cases, theirs):
