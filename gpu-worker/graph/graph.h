@@ -81,9 +81,10 @@ struct wk_attr {
     float f;
     int64_t i;
     const char *s;
-    size_t count; /* of ints or floats */
+    size_t count; /* of ints, floats or strings */
     const int64_t *ints;
     const float *floats;
+    const char *const *strings;
     const struct wk_const *tensor;
 };
 

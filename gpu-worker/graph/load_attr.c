@@ -26,6 +26,8 @@ static char attr_letter(const Onnx__AttributeProto *proto)
             return 'F';
         case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__INTS:
             return 'I';
+        case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__STRINGS:
+            return 'S';
         default:
             return 0;
         }
@@ -41,7 +43,9 @@ static char attr_letter(const Onnx__AttributeProto *proto)
         return 't';
     if (proto->n_floats)
         return 'F';
-    return proto->n_ints ? 'I' : 0;
+    if (proto->n_ints)
+        return 'I';
+    return proto->n_strings ? 'S' : 0;
 }
 
 static enum cm_err copy_list(struct wk_graph *graph, const void *from, size_t count, size_t size,
@@ -53,6 +57,22 @@ static enum cm_err copy_list(struct wk_graph *graph, const void *from, size_t co
     if (count)
         memcpy(copy, from, count * size);
     *ret = copy;
+    return CM_OK;
+}
+
+static enum cm_err copy_strings(struct wk_graph *graph, const Onnx__AttributeProto *proto,
+                                struct wk_attr *ret)
+{
+    const char **strings = wk_arena_take(&graph->arena, proto->n_strings, sizeof *strings);
+    if (!strings)
+        return CM_NOMEM;
+    for (size_t i = 0; i < proto->n_strings; i++) {
+        const ProtobufCBinaryData *from = &proto->strings[i];
+        strings[i] = wk_arena_text(&graph->arena, (const char *)from->data, from->len);
+        if (!strings[i])
+            return CM_NOMEM;
+    }
+    ret->strings = strings;
     return CM_OK;
 }
 
@@ -88,6 +108,9 @@ static enum cm_err copy_attr(struct wk_graph *graph, const struct wk_node *node,
                    ? CM_LIMIT
                    : copy_list(graph, proto->floats, ret->count, sizeof *ret->floats, &list);
         ret->floats = list;
+    } else if (ret->type == 'S') {
+        ret->count = proto->n_strings;
+        code = ret->count > MAX_LIST ? CM_LIMIT : copy_strings(graph, proto, ret);
     }
     if (code != CM_OK)
         return wk_node_fail(err, code, node, "attribute %s: %s", ret->name, cm_err_text(code));
@@ -119,7 +142,7 @@ enum cm_err wk_load_attrs(struct wk_graph *graph, struct wk_node *node,
             return wk_node_fail(err, CM_INVALID, node, "attribute %s appears twice", name);
         char type = attr_letter(from);
         /* An empty list has no field to tell its type by. */
-        if (type == 0 && !from->has_type && (wanted == 'I' || wanted == 'F'))
+        if (type == 0 && !from->has_type && (wanted == 'I' || wanted == 'F' || wanted == 'S'))
             type = wanted;
         if (type != wanted)
             return wk_node_fail(err, CM_INVALID, node, "attribute %s has the wrong type", name);

@@ -287,6 +287,28 @@ void kit_attr_ints(struct kit_model *m, const char *name, int count, ...)
     va_end(args);
 }
 
+void kit_attr_floats(struct kit_model *m, const char *name, int count, const float *values)
+{
+    Onnx__AttributeProto *attr = attribute(m, name, ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__FLOATS);
+    attr->n_floats = (size_t)count;
+    attr->floats = take(m, (size_t)count * sizeof *attr->floats);
+    for (int i = 0; i < count; i++)
+        attr->floats[i] = values[i];
+}
+
+void kit_attr_strings(struct kit_model *m, const char *name, const char *names)
+{
+    Onnx__AttributeProto *attr = attribute(m, name, ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__STRINGS);
+    attr->strings = take(m, (strlen(names) + 1) * sizeof *attr->strings);
+    for (const char *at = names; *at; at += *at == ',') {
+        size_t length = strcspn(at, ",");
+        ProtobufCBinaryData *to = &attr->strings[attr->n_strings++];
+        to->len = length;
+        to->data = (uint8_t *)text(m, at, length);
+        at += length;
+    }
+}
+
 void kit_attr_tensor(struct kit_model *m, const char *name, enum cm_dtype dtype,
                      struct cm_shape shape, const void *data)
 {

@@ -43,6 +43,9 @@ void kit_attr_i(struct kit_model *m, const char *name, int64_t value);
 void kit_attr_f(struct kit_model *m, const char *name, float value);
 void kit_attr_s(struct kit_model *m, const char *name, const char *value);
 void kit_attr_ints(struct kit_model *m, const char *name, int count, ...);
+void kit_attr_floats(struct kit_model *m, const char *name, int count, const float *values);
+/* names is a list like "Relu,Tanh". */
+void kit_attr_strings(struct kit_model *m, const char *name, const char *names);
 void kit_attr_tensor(struct kit_model *m, const char *name, enum cm_dtype dtype,
                      struct cm_shape shape, const void *data);
 
