@@ -57,6 +57,9 @@ enum {
     CPU_LAYOUT_PACKED = WK_LAYOUT_OWN, /* B of a product in panels (kernels.h), matrix by matrix */
     CPU_LAYOUT_PACKED_TRANSPOSED,      /* the same from B stored [n][k] */
     CPU_LAYOUT_BATCH_NORM,             /* scale[C] and shift[C] of a BatchNormalization */
+    CPU_LAYOUT_RNN,                    /* weights of a recurrent layer, see backend_rnn.c */
+    CPU_LAYOUT_GRU_R,
+    CPU_LAYOUT_RNN_BIAS,
 };
 
 /* Zeroed state of size bytes with the step's work filled in. work is in the unit of one simple

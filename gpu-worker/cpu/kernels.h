@@ -186,6 +186,49 @@ struct k_scale_shift {
 void k_f32_bn_fold(const float *gamma, const float *beta, const float *mean, const float *var,
                    float epsilon, size_t channels, float *ret_scale, float *ret_shift);
 
+/* ---- Recurrent cells --------------------------------------------------------------------------
+ * One time step after its products: gates [rows][gates_stride] holds, gate after gate of `hidden`
+ * columns in ONNX's order, the finished chains (bias, input part, recurrent part). States h and c
+ * [rows][hidden] are read and replaced; the new h also goes to y, unless NULL, with y_stride.
+ * Items: rows. f, g, k are act[0..2]; every activation's argument is clipped to [-clip, clip]
+ * (INFINITY: not at all). Products that are not named fma are rounded.
+ *
+ * rnn_cell   h = f(gates)
+ * lstm_cell  gates i, o, f, c. peephole is NULL or pi, po, pf, [hidden] each.
+ *              i = f(fma(pi, c, i)); f = input_forget ? 1 - i : f(fma(pf, c, f)); g = g(c gate)
+ *              c' = fma(f, c, i * g); o = f(fma(po, c', o)); h = o * k(c')
+ * gru_reset  gates z, r, h: reset [rows][hidden] = f(r) * h; the caller adds reset * Rh to gate h
+ *              before gru_cell, whose recurrent is then NULL.
+ * gru_cell   z = f(z); with recurrent [rows][hidden] (linear_before_reset; Rb and h * Rh in it)
+ * gate h is first fma(f(r), recurrent, gate h); h' = fma(z, h, (1 - z) * g(gate h)) */
+enum k_rnn_fn {
+    K_RNN_RELU,
+    K_RNN_TANH,
+    K_RNN_SIGMOID,
+    K_RNN_AFFINE, /* alpha * x + beta, not fused */
+    K_RNN_LEAKY_RELU,
+    K_RNN_THRESHOLDED_RELU, /* x < alpha ? 0 : x, as recurrent layers define it */
+    K_RNN_SCALED_TANH,      /* alpha * tanh(beta * x) */
+    K_RNN_HARD_SIGMOID,
+    K_RNN_ELU,
+    K_RNN_SOFTSIGN,
+    K_RNN_SOFTPLUS,
+};
+
+struct k_rnn_act {
+    enum k_rnn_fn fn;
+    float alpha, beta;
+};
+
+struct k_rnn_cell {
+    size_t hidden, gates_stride, y_stride;
+    const float *gates, *recurrent, *peephole;
+    float *h, *c, *y, *reset;
+    float clip;
+    bool input_forget;
+    struct k_rnn_act act[3];
+};
+
 /* ---- Element-wise, one operand ----------------------------------------------------------------
  * y[i] = f(x[i]), i < n. In place allowed. NaN gives NaN.
  *   relu          0 > x ? 0 : x  (so -0 stays -0)

@@ -140,6 +140,18 @@ static bool rows_transpose(const struct judge *j)
            wk_transpose_perm(j->node, rank, NULL, perm) == CM_OK && perm[0] == 0;
 }
 
+/* With layout 1 the batch leads. Weights must not depend on it, and whatever is per sequence must
+ * be rows of it. With layout 0 axis 0 is time. */
+static bool rows_recurrent(const struct judge *j)
+{
+    for (unsigned k = 0; k < j->node->n_in; k++) {
+        bool per_row = k == 0 || (k >= 4 && k <= 6); /* X, sequence_lens, initial states */
+        if (input(j, k) && rows_of(j, k) != (per_row ? WK_ROWS_ROWS : WK_ROWS_FREE))
+            return false;
+    }
+    return wk_node_int(j->node, "layout", 0) == 1;
+}
+
 /* Rows repeat along other axes, or something FREE repeats over the batch. */
 static bool rows_expand(const struct judge *j)
 {
@@ -201,6 +213,10 @@ static bool rows_rule(const struct judge *j)
         return rows_transpose(j);
     case WK_OP_Expand:
         return rows_expand(j);
+    case WK_OP_GRU:
+    case WK_OP_LSTM:
+    case WK_OP_RNN:
+        return rows_recurrent(j);
     case WK_OP_ConstantOfShape:
         return names_batch_only(j, 0); /* every row is the same constant */
     case WK_OP_Reshape:

@@ -71,6 +71,37 @@ CM_MUST_CHECK enum cm_err wk_second_shape(const struct wk_node *node, const stru
 /* The Dropout is known to give its input back, and a mask of ones. */
 bool wk_dropout_is_identity(const struct wk_node *node, const struct wk_fact *facts);
 
+/* What an RNN, GRU or LSTM node asks for, from its attributes alone. */
+enum wk_activation {
+    WK_ACT_RELU,
+    WK_ACT_TANH,
+    WK_ACT_SIGMOID,
+    WK_ACT_AFFINE,
+    WK_ACT_LEAKY_RELU,
+    WK_ACT_THRESHOLDED_RELU,
+    WK_ACT_SCALED_TANH,
+    WK_ACT_HARD_SIGMOID,
+    WK_ACT_ELU,
+    WK_ACT_SOFTSIGN,
+    WK_ACT_SOFTPLUS,
+    WK_ACT_COUNT
+};
+struct wk_recurrent {
+    unsigned gates;      /* 1, 3 or 4: blocks of hidden rows in W and R */
+    unsigned directions; /* 1 or 2 */
+    bool reverse;        /* the first direction runs from the end; the second always does */
+    bool batch_first;    /* layout 1 */
+    bool linear_before_reset, input_forget;
+    float clip;     /* INFINITY: none */
+    int64_t hidden; /* 0: only R says */
+    struct {
+        enum wk_activation fn;
+        float alpha, beta;
+    } act[2][3]; /* by direction; those that the operator lacks are WK_ACT_TANH */
+};
+CM_MUST_CHECK enum cm_err wk_recurrent_resolve(const struct wk_node *node, struct cm_error *err,
+                                               struct wk_recurrent *ret);
+
 /* An axis counted from the back made positive; false outside [-rank, rank - 1]. */
 bool wk_axis(int64_t axis, unsigned rank, unsigned *ret_axis);
 
