@@ -12,11 +12,17 @@
 
 /* The float oracle's exp and log are the project's own: their value against libm is another test.
  */
+static float own_with(enum k_unary op, float x, float alpha, float beta)
+{
+    const struct k_unary_params params = {alpha, beta};
+    float y;
+    cpu_kernels_for(WK_ISA_SCALAR)->unary[op](&x, &y, 1, &params);
+    return y;
+}
+
 static float own(enum k_unary op, float x)
 {
-    float y;
-    cpu_kernels_for(WK_ISA_SCALAR)->unary[op](&x, &y, 1, NULL);
-    return y;
+    return own_with(op, x, 0.0f, 0.0f);
 }
 
 static double mul_add(double a, double b, double c)
@@ -43,9 +49,83 @@ static double mul_add(double a, double b, double c)
 #define LOG(x)       log(x)
 #include "tests/engine/kernels_oracle.inc"
 
+/* Activation k of a cell: clipped, then as kernels.h says. */
+static float cell_act(const struct k_rnn_cell *c, unsigned k, float x)
+{
+    const struct k_rnn_act *a = &c->act[k];
+    x = -c->clip > x ? -c->clip : x;
+    x = c->clip < x ? c->clip : x;
+    switch (a->fn) {
+    case K_RNN_RELU:
+        return 0.0f > x ? 0.0f : x;
+    case K_RNN_TANH:
+        return own(K_UNARY_tanh, x);
+    case K_RNN_SIGMOID:
+        return own(K_UNARY_sigmoid, x);
+    case K_RNN_AFFINE:
+        return a->alpha * x + a->beta;
+    case K_RNN_LEAKY_RELU:
+        return x < 0 ? x * a->alpha : x;
+    case K_RNN_THRESHOLDED_RELU:
+        return x < a->alpha ? 0.0f : x;
+    case K_RNN_SCALED_TANH:
+        return a->alpha * own(K_UNARY_tanh, a->beta * x);
+    case K_RNN_HARD_SIGMOID:
+        return own_with(K_UNARY_hard_sigmoid, x, a->alpha, a->beta);
+    case K_RNN_ELU:
+        return own_with(K_UNARY_elu, x, a->alpha, 0.0f);
+    case K_RNN_SOFTSIGN:
+        return x / (1.0f + fabsf(x));
+    case K_RNN_SOFTPLUS:
+        return own(K_UNARY_softplus, x);
+    }
+    return x;
+}
+
+/* One hidden unit: g points to its first gate, p to its peepholes; h, s and reset are replaced. */
+static void cell_unit(const struct kc *c, const float *g, const float *p, float recurrent, float *h,
+                      float *s, float *reset)
+{
+    const struct k_rnn_cell *a = &c->u.cell.args;
+    const size_t n = a->hidden;
+    if (c->op == KC_RNN_CELL) {
+        *h = cell_act(a, 0, g[0]);
+    } else if (c->op == KC_GRU_RESET) {
+        *reset = cell_act(a, 0, g[n]) * *h;
+    } else if (c->op == KC_GRU_CELL) {
+        float z = cell_act(a, 0, g[0]), fresh = g[2 * n];
+        if (a->recurrent)
+            fresh = fmaf(cell_act(a, 0, g[n]), recurrent, fresh);
+        *h = fmaf(z, *h, (1.0f - z) * cell_act(a, 1, fresh));
+    } else {
+        float i = cell_act(a, 0, p ? fmaf(p[0], *s, g[0]) : g[0]);
+        float f = cell_act(a, 0, p ? fmaf(p[2 * n], *s, g[2 * n]) : g[2 * n]);
+        *s = fmaf(a->input_forget ? 1.0f - i : f, *s, i * cell_act(a, 1, g[3 * n]));
+        float o = cell_act(a, 0, p ? fmaf(p[n], *s, g[n]) : g[n]);
+        *h = o * cell_act(a, 2, *s);
+    }
+}
+
+static void cell_oracle(const struct kc *c, const float *const in[3], float *y)
+{
+    const struct k_rnn_cell *a = &c->u.cell.args;
+    const size_t n = a->hidden, all = c->u.cell.rows * n;
+    memcpy(y, in[1], 2 * all * sizeof(float));
+    for (size_t i = 0; i < c->u.cell.rows; i++)
+        for (size_t j = 0; j < n; j++) {
+            float *h = y + i * n + j;
+            cell_unit(c, in[0] + i * a->gates_stride + j, a->peephole ? in[2] + j : NULL,
+                      in[1][2 * all + i * n + j], h, h + all, h + 2 * all);
+            if (a->y && c->op != KC_GRU_RESET)
+                y[3 * all + i * a->y_stride + j] = *h;
+        }
+}
+
 bool kc_oracle_float(const struct kc *c, const float *const in[3], float *y)
 {
-    return oracle_f(c, in, y);
+    if (c->family == KC_CELL)
+        cell_oracle(c, in, y);
+    return c->family == KC_CELL || oracle_f(c, in, y);
 }
 
 bool kc_oracle_double(const struct kc *c, const float *const in[3], double *y)
@@ -172,9 +252,28 @@ static void run_map(const struct kc *c, const struct cpu_kernels *k, const float
         k->binary[c->op](a, sa, in[1] + i0 * sb, sb, y + i0, n);
 }
 
+static void run_cell(const struct kc *c, const struct cpu_kernels *k, const float *const in[3],
+                     float *y, size_t i0, size_t i1)
+{
+    typedef void cell_fn(const struct k_rnn_cell *c, size_t i0, size_t i1);
+    cell_fn *const fns[] = {k->f32_rnn_cell, k->f32_lstm_cell, k->f32_gru_reset, k->f32_gru_cell};
+    struct k_rnn_cell a = c->u.cell.args;
+    const size_t all = c->u.cell.rows * a.hidden, from = i0 * a.hidden;
+    for (unsigned s = 0; s < 2; s++)
+        memcpy(y + s * all + from, in[1] + s * all + from, (i1 - i0) * a.hidden * sizeof(float));
+    a.gates = in[0];
+    a.recurrent = a.recurrent ? in[1] + 2 * all : NULL;
+    a.peephole = a.peephole ? in[2] : NULL;
+    a.h = y, a.c = y + all, a.reset = y + 2 * all;
+    a.y = a.y ? y + 3 * all : NULL;
+    fns[c->op](&a, i0, i1);
+}
+
 static size_t items_of(const struct kc *c)
 {
     switch (c->family) {
+    case KC_CELL:
+        return c->u.cell.rows;
     case KC_CONV:
         return k_conv_items(&c->u.conv);
     case KC_DWCONV:
@@ -214,6 +313,9 @@ static void run_items(const struct kc *c, const struct cpu_kernels *k, const flo
     case KC_SCALE_SHIFT:
         s.x = in[0], s.scale = in[1], s.shift = in[2], s.y = y;
         k->f32_scale_shift(&s, i0, i1);
+        break;
+    case KC_CELL:
+        run_cell(c, k, in, y, i0, i1);
         break;
     default:
         run_map(c, k, in, y, i0, i1);
@@ -424,6 +526,47 @@ static void scale_shift_cases(const struct each *e)
     }
 }
 
+/* Variant 0 is a layer as most are; the others go through all activations, clipping, peepholes and
+ * the rest in mixed company. */
+static void cell_case(const struct each *e, int op, size_t hidden, unsigned variant)
+{
+    static const char *const names[] = {"f32_rnn_cell", "f32_lstm_cell", "f32_gru_reset",
+                                        "f32_gru_cell"};
+    static const unsigned gates[] = {1, 4, 3, 3}, fns = K_RNN_SOFTPLUS + 1;
+    static float some;
+    struct kc c = {.family = KC_CELL, .kernel = names[op], .op = op, .terms = 1};
+    struct k_rnn_cell *a = &c.u.cell.args;
+    size_t rows = c.u.cell.rows = 1 + variant % 5;
+    *a = (struct k_rnn_cell){.hidden = hidden, .clip = INFINITY};
+    a->act[0].fn = K_RNN_SIGMOID;
+    a->act[1].fn = a->act[2].fn = K_RNN_TANH;
+    for (unsigned k = 0; k < 3 && variant > 0; k++)
+        a->act[k] = (struct k_rnn_act){(enum k_rnn_fn)((variant + 3 * k) % fns), 0.3f, 0.8f};
+    if (variant % 2)
+        a->clip = 0.7f;
+    a->peephole = variant % 3 == 1 ? &some : NULL;
+    a->recurrent = variant % 2 ? NULL : &some;
+    a->input_forget = variant % 4 == 3;
+    a->y = variant % 3 == 2 ? NULL : &some;
+    a->gates_stride = gates[op] * hidden + variant % 2;
+    a->y_stride = hidden + variant % 4;
+    c.in[0] = rows * a->gates_stride;
+    c.in[1] = 3 * rows * hidden;
+    c.in[2] = 3 * hidden;
+    c.out = 3 * rows * hidden + rows * a->y_stride;
+    snprintf(c.what, sizeof(c.what), "rows %zu hidden %zu variant %u", rows, hidden, variant);
+    e->fn(e->context, &c);
+}
+
+static void cell_cases(const struct each *e, bool small)
+{
+    static const size_t hiddens[] = {1, 7, 15, 16, 17, 31, 32, 33, 49};
+    for (int op = KC_RNN_CELL; op <= KC_GRU_CELL; op++)
+        for (size_t i = 0; i < CM_COUNT_OF(hiddens); i += small ? 4 : 1)
+            for (unsigned variant = 0; variant <= 12; variant += small ? 5 : 1)
+                cell_case(e, op, hiddens[i], variant);
+}
+
 static void map_case(const struct each *e, bool unary, int op, size_t n, unsigned steps,
                      bool in_place)
 {
@@ -462,5 +605,6 @@ void kc_each(bool small, kc_fn *fn, void *context)
     pool_cases(&e, small);
     axis_cases(&e, small);
     scale_shift_cases(&e);
+    cell_cases(&e, small);
     map_cases(&e, small);
 }

@@ -19,9 +19,13 @@ enum kc_family {
     KC_POOL,
     KC_AXIS,
     KC_SCALE_SHIFT,
+    KC_CELL,
     KC_UNARY,
     KC_BINARY
 };
+
+/* op of a KC_CELL case: kernels of recurrent layers. */
+enum { KC_RNN_CELL, KC_LSTM_CELL, KC_GRU_RESET, KC_GRU_CELL };
 
 /* op of a KC_AXIS case. */
 enum { KC_REDUCE_SUM, KC_REDUCE_MEAN, KC_REDUCE_MAX, KC_REDUCE_MIN, KC_SOFTMAX, KC_LOGSOFTMAX };
@@ -39,6 +43,12 @@ struct kc {
         struct k_pool pool;
         struct k_axis axis;
         struct k_scale_shift scale_shift;
+        /* Operands: gates; states h, c and recurrent [3][rows][hidden]; peepholes. Result: h, c and
+         * reset [3][rows][hidden], then y. Pointers only say which operands there are. */
+        struct {
+            struct k_rnn_cell args;
+            size_t rows;
+        } cell;
         struct {
             size_t n, step_a, step_b;
             struct k_unary_params params;
@@ -59,7 +69,8 @@ size_t kc_workspace(const struct kc *c);
 void kc_run(const struct kc *c, const struct cpu_kernels *k, const float *const in[3], float *y,
             float *workspace, unsigned parts);
 
-/* False where the family has no oracle (unary functions are tested against libm). */
+/* False where the family has no oracle: unary functions are tested against libm; in double, cells
+ * are not either, because the project's own functions stand in their definition. */
 bool kc_oracle_float(const struct kc *c, const float *const in[3], float *y);
 bool kc_oracle_double(const struct kc *c, const float *const in[3], double *y);
 

@@ -209,8 +209,8 @@ static void test_every_case(void **state)
 {
     (void)state;
     static struct bench b;
-    static const char *const families[] = {"gemm", "conv",        "dwconv", "pool",
-                                           "axis", "scale_shift", "unary",  "binary"};
+    static const char *const families[] = {"gemm",        "conv", "dwconv", "pool",  "axis",
+                                           "scale_shift", "cell", "unary",  "binary"};
     for (unsigned i = 0; i < 3; i++)
         arena_init(&b.in[i]);
     arena_init(&b.out);
