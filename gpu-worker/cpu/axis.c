@@ -1,4 +1,4 @@
-/* f32 reductions and softmax along one axis.
+/* f32 reductions, softmax and layer normalisation along one axis.
  *
  * Compiled once per instruction set; runs on the caller's thread. The order of every sum is that of
  * kernels.h: 64 strided partial results and one tree. Along the last axis the 64 are four vectors;
@@ -10,19 +10,36 @@
 
 #include <math.h>
 
-enum reduce { SUM, MAX, MIN };
+/* The last two are sums of what a value is made into first. */
+enum reduce { SUM, MAX, MIN, PROD, SUM_ABS, SUM_SQUARE };
 
 K_INLINE v r_start(const enum reduce op)
 {
-    return op == SUM ? v_zero() : v_set(op == MAX ? -INFINITY : INFINITY);
+    return op == MAX    ? v_set(-INFINITY)
+           : op == MIN  ? v_set(INFINITY)
+           : op == PROD ? v_set(1.0f)
+                        : v_zero();
 }
+/* Joins partial results. */
 K_INLINE v r_step(const enum reduce op, v t, v x)
 {
-    return op == SUM ? v_add(t, x) : op == MAX ? v_max(t, x) : v_min(t, x);
+    return op == MAX    ? v_max(t, x)
+           : op == MIN  ? v_min(t, x)
+           : op == PROD ? v_mul(t, x)
+                        : v_add(t, x);
+}
+/* Takes in a value. */
+K_INLINE v r_take(const enum reduce op, v t, v x)
+{
+    if (op == SUM_SQUARE)
+        return v_fma(x, x, t);
+    return r_step(op, t, op == SUM_ABS ? v_abs(x) : x);
 }
 K_INLINE float r_step1(const enum reduce op, float t, float x)
 {
-    if (op == SUM)
+    if (op == PROD)
+        return t * x;
+    if (op != MAX && op != MIN)
         return t + x;
     if (x != x)
         return x;
@@ -57,7 +74,7 @@ K_INLINE v r_load(const enum reduce op, const float *x, size_t n)
 {
     if (n >= VL)
         return v_load(x);
-    if (op == SUM)
+    if (op != MAX && op != MIN && op != PROD)
         return v_loadn(x, (unsigned)n);
     float t[16];
     v_store(t, r_start(op));
@@ -73,12 +90,12 @@ K_LARGE float row_reduce(const enum reduce op, const float *x, size_t n)
     for (; n - i >= 4 * VL; i += 4 * VL) {
         K_UNROLL(4)
         for (unsigned q = 0; q < 4; q++)
-            s[q] = r_step(op, s[q], v_load(x + i + q * VL));
+            s[q] = r_take(op, s[q], v_load(x + i + q * VL));
     }
     K_UNROLL(4)
     for (unsigned q = 0; q < 4; q++)
         if (n - i > q * VL)
-            s[q] = r_step(op, s[q], r_load(op, x + i + q * VL, n - i - q * VL));
+            s[q] = r_take(op, s[q], r_load(op, x + i + q * VL, n - i - q * VL));
     return r_fold(op, s);
 }
 
@@ -89,7 +106,7 @@ K_LARGE v column_reduce(const enum reduce op, const float *x, size_t n, size_t s
     for (unsigned l = 0; l < 64; l++)
         s[l] = r_start(op);
     for (size_t i = 0; i < n; i++)
-        s[i % 64] = r_step(op, s[i % 64], v_loadt(x + i * stride, lanes));
+        s[i % 64] = r_take(op, s[i % 64], v_loadt(x + i * stride, lanes));
     return r_fold_lanes(op, s);
 }
 
@@ -103,41 +120,51 @@ static size_t columns_next(const struct k_axis *a, size_t i, size_t i1, size_t *
     return lanes < VL ? lanes : VL;
 }
 
-K_INLINE void reduce_run(const enum reduce op, const bool mean, const struct k_axis *a, size_t i0,
-                         size_t i1)
+/* What is done to the result of n values. */
+enum finish { PLAIN, MEAN, ROOT, LOG };
+
+K_INLINE v r_finish(const enum finish finish, v t, size_t n)
 {
-    float count = (float)a->n;
+    if (finish == MEAN)
+        return v_div(t, v_set((float)n));
+    return finish == ROOT ? v_sqrt(t) : finish == LOG ? v_log(t) : t;
+}
+
+K_INLINE void reduce_run(const enum reduce op, const enum finish finish, const struct k_axis *a,
+                         size_t i0, size_t i1)
+{
     if (a->inner == 1) {
         for (size_t i = i0; i < i1; i++) {
             float t = row_reduce(op, a->x + i * a->n, a->n);
-            a->y[i] = mean ? t / count : t;
+            if (finish == PLAIN)
+                a->y[i] = t;
+            else
+                v_storen(a->y + i, r_finish(finish, v_set(t), a->n), 1);
         }
         return;
     }
     while (i0 < i1) {
         size_t at, lanes = columns_next(a, i0, i1, &at);
         v t = column_reduce(op, a->x + at, a->n, a->inner, lanes);
-        v_storet(a->y + i0, mean ? v_div(t, v_set(count)) : t, lanes);
+        v_storet(a->y + i0, r_finish(finish, t, a->n), lanes);
         i0 += lanes;
     }
 }
 
-void K_NAME(f32_reduce_sum)(const struct k_axis *a, size_t i0, size_t i1)
-{
-    reduce_run(SUM, false, a, i0, i1);
-}
-void K_NAME(f32_reduce_mean)(const struct k_axis *a, size_t i0, size_t i1)
-{
-    reduce_run(SUM, true, a, i0, i1);
-}
-void K_NAME(f32_reduce_max)(const struct k_axis *a, size_t i0, size_t i1)
-{
-    reduce_run(MAX, false, a, i0, i1);
-}
-void K_NAME(f32_reduce_min)(const struct k_axis *a, size_t i0, size_t i1)
-{
-    reduce_run(MIN, false, a, i0, i1);
-}
+#define REDUCTION(name, op, finish)                                       \
+    void K_NAME(f32_##name)(const struct k_axis *a, size_t i0, size_t i1) \
+    {                                                                     \
+        reduce_run(op, finish, a, i0, i1);                                \
+    }
+REDUCTION(reduce_sum, SUM, PLAIN)
+REDUCTION(reduce_mean, SUM, MEAN)
+REDUCTION(reduce_max, MAX, PLAIN)
+REDUCTION(reduce_min, MIN, PLAIN)
+REDUCTION(reduce_prod, PROD, PLAIN)
+REDUCTION(reduce_l1, SUM_ABS, PLAIN)
+REDUCTION(reduce_l2, SUM_SQUARE, ROOT)
+REDUCTION(reduce_sum_square, SUM_SQUARE, PLAIN)
+REDUCTION(reduce_log_sum, SUM, LOG)
 
 /* ---- softmax ---- */
 
@@ -231,4 +258,98 @@ void K_NAME(f32_softmax)(const struct k_axis *a, size_t i0, size_t i1)
 void K_NAME(f32_logsoftmax)(const struct k_axis *a, size_t i0, size_t i1)
 {
     softmax_run(a, i0, i1, true);
+}
+
+/* ---- log of a sum of exponentials ---- */
+
+/* The maximum where it is a number to subtract, otherwise 0: infinities then come out as they are.
+ */
+K_INLINE v shift_of(v m)
+{
+    v a = v_abs(m);
+    return v_sel(v_lt(a, v_set(INFINITY)), m, v_sel(v_isnan(m), m, v_zero()));
+}
+
+K_LARGE v columns_log_sum_exp(const float *x, size_t n, size_t stride, size_t lanes)
+{
+    v m = shift_of(column_reduce(MAX, x, n, stride, lanes));
+    v s[64];
+    for (unsigned l = 0; l < 64; l++)
+        s[l] = v_zero();
+    for (size_t i = 0; i < n; i++)
+        s[i % 64] = v_add(s[i % 64], v_exp(v_sub(v_loadt(x + i * stride, lanes), m)));
+    return v_add(m, v_log(r_fold_lanes(SUM, s)));
+}
+
+void K_NAME(f32_reduce_log_sum_exp)(const struct k_axis *a, size_t i0, size_t i1)
+{
+    if (a->inner == 1) {
+        for (size_t i = i0; i < i1; i++) {
+            float shift[16];
+            const float *x = a->x + i * a->n;
+            v m = shift_of(v_set(row_reduce(MAX, x, a->n)));
+            v_store(shift, m);
+            v t = v_set(row_exp_sum(x, NULL, a->n, shift[0]));
+            v_storen(a->y + i, v_add(m, v_log(t)), 1);
+        }
+        return;
+    }
+    while (i0 < i1) {
+        size_t at, lanes = columns_next(a, i0, i1, &at);
+        v_storet(a->y + i0, columns_log_sum_exp(a->x + at, a->n, a->inner, lanes), lanes);
+        i0 += lanes;
+    }
+}
+
+/* ---- layer normalisation ---- */
+
+/* Sum of squared distances from the mean. */
+K_LARGE float row_spread(const float *x, size_t n, float mean)
+{
+    v s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    v m = v_set(mean);
+    size_t i = 0;
+    for (; n - i >= 4 * VL; i += 4 * VL) {
+        K_UNROLL(4)
+        for (unsigned q = 0; q < 4; q++) {
+            v d = v_sub(v_load(x + i + q * VL), m);
+            s[q] = v_fma(d, d, s[q]);
+        }
+    }
+    for (unsigned q = 0; q < 4 && i < n; q++, i += n - i < VL ? n - i : VL) {
+        float t[16] = {0};
+        v_storet(t, v_sub(v_loadt(x + i, n - i), m), n - i); /* lanes beyond n are +0 */
+        v d = v_load(t);
+        s[q] = v_fma(d, d, s[q]);
+    }
+    return r_fold(SUM, s);
+}
+
+K_LARGE void row_normalise(const struct k_norm *s, const float *x, float *y, float mean, float inv)
+{
+    v m = v_set(mean), r = v_set(inv);
+    for (size_t i = 0; i < s->n; i += s->n - i < VL ? s->n - i : VL) {
+        size_t lanes = s->n - i;
+        v t = v_mul(v_sub(v_loadt(x + i, lanes), m), r);
+        if (s->scale && s->bias)
+            t = v_fma(t, v_loadt(s->scale + i, lanes), v_loadt(s->bias + i, lanes));
+        else if (s->scale)
+            t = v_mul(t, v_loadt(s->scale + i, lanes));
+        v_storet(y + i, t, lanes);
+    }
+}
+
+void K_NAME(f32_layer_norm)(const struct k_norm *s, size_t i0, size_t i1)
+{
+    float n = (float)s->n;
+    for (size_t i = i0; i < i1; i++) {
+        const float *x = s->x + i * s->n;
+        float mean = row_reduce(SUM, x, s->n) / n;
+        float inv = 1.0f / sqrtf(row_spread(x, s->n, mean) / n + s->epsilon);
+        row_normalise(s, x, s->y + i * s->n, mean, inv);
+        if (s->mean)
+            s->mean[i] = mean;
+        if (s->inv)
+            s->inv[i] = inv;
+    }
 }

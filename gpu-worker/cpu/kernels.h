@@ -161,8 +161,11 @@ size_t k_pool_workspace(const struct k_pool *p);
  *
  * sum: 64 partial sums, s[j] = x[j] + x[j+64] + ... each from +0 in order; then 16 sums
  *   t[l] = (s[l] + s[l+32]) + (s[l+16] + s[l+48]); then t[l] + t[l+8], l < 8; +4; +2; +1.
- *   n == 0 gives +0. mean: sum / (float)n. max and min: the same order from -inf and +inf.
- *   Output y [outer][inner].
+ *   n == 0 gives +0. mean: sum / (float)n. max and min: the same order from -inf and +inf; prod:
+ *   the same with products from 1. Output y [outer][inner].
+ * l1: sum of |x|. sum_square: a partial sum is a chain s[j] = fma(x, x, s[j]); l2: its square root.
+ * log_sum: log(sum).
+ * log_sum_exp: m = max, or 0 where that is infinite; m + log(sum of exp(x - m)).
  * softmax: m = max; e = exp(x - m); y = e / sum(e). Output y [outer][n][inner], in place allowed.
  *   A row with NaN or +inf, or of -inf only, gives NaN.
  * logsoftmax: y = (x - m) - log(sum(exp(x - m))); as softmax. */
@@ -170,6 +173,19 @@ struct k_axis {
     size_t outer, n, inner;
     const float *x;
     float *y;
+};
+
+/* ---- Layer normalisation -----------------------------------------------------------------------
+ * Rows x [rows][n] -> y. mean = sum / n; d = x - mean; inv = 1 / sqrt(spread / n + epsilon), spread
+ * the sum of d * d in the order of sums, a partial sum being a chain s[j] = fma(d, d, s[j]);
+ * t = d * inv; y = fma(t, scale[j], bias[j]), t * scale[j] without bias, t without scale (and then
+ * without bias). In place allowed. mean and inv of each row are stored where not NULL.
+ * Items: rows. */
+struct k_norm {
+    size_t n;
+    float epsilon;
+    const float *x, *scale, *bias; /* scale and bias [n] or NULL */
+    float *y, *mean, *inv;
 };
 
 /* ---- Per channel ------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ enum kc_family {
     KC_AXIS,
     KC_SCALE_SHIFT,
     KC_CELL,
+    KC_LAYER_NORM,
     KC_UNARY,
     KC_BINARY
 };
@@ -28,7 +29,20 @@ enum kc_family {
 enum { KC_RNN_CELL, KC_LSTM_CELL, KC_GRU_RESET, KC_GRU_CELL };
 
 /* op of a KC_AXIS case. */
-enum { KC_REDUCE_SUM, KC_REDUCE_MEAN, KC_REDUCE_MAX, KC_REDUCE_MIN, KC_SOFTMAX, KC_LOGSOFTMAX };
+enum {
+    KC_REDUCE_SUM,
+    KC_REDUCE_MEAN,
+    KC_REDUCE_MAX,
+    KC_REDUCE_MIN,
+    KC_REDUCE_PROD,
+    KC_REDUCE_L1,
+    KC_REDUCE_L2,
+    KC_REDUCE_SUM_SQUARE,
+    KC_REDUCE_LOG_SUM,
+    KC_REDUCE_LOG_SUM_EXP, /* these two and what follows take logarithms or exponentials */
+    KC_SOFTMAX,
+    KC_LOGSOFTMAX
+};
 
 struct kc {
     enum kc_family family;
@@ -49,6 +63,10 @@ struct kc {
             struct k_rnn_cell args;
             size_t rows;
         } cell;
+        struct {
+            struct k_norm args; /* scale, bias, mean: NULL or not; pointers are set at run */
+            size_t rows;
+        } norm;
         struct {
             size_t n, step_a, step_b;
             struct k_unary_params params;
