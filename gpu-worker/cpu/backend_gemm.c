@@ -1,12 +1,15 @@
 /* CPU backend: MatMul and Gemm. See backend_priv.h.
  *
+ * FP32 and what is widened to it run on the vector kernel; FP64 and integers on plain_matmul.h.
  * Constant B is packed once at load; B that the graph computes is read as it is, or packed into the
  * workspace where it must be transposed. */
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
+#include "gpu-worker/cpu/backend_widen.h"
 #include "gpu-worker/cpu/broadcast.h"
 #include "gpu-worker/cpu/plain.h"
+#include "gpu-worker/cpu/plain_matmul.h"
 
 #include <string.h>
 
@@ -46,11 +49,19 @@ static struct matrices as_matrices(const struct cm_shape *b, bool transposed)
     return m;
 }
 
+/* B is stored packed: a constant of a type that is multiplied as FP32. */
+static bool packs_b(const struct wk_call *call)
+{
+    enum cm_dtype dtype = wk_call_in(call, 1)->dtype;
+    return wk_call_is_constant(call, 1) &&
+           (dtype == CM_FP32 || dtype == CM_FP16 || dtype == CM_BF16);
+}
+
 static void layout_b(const struct wk_call *call, unsigned k, bool transposed,
                      struct wk_layout *ret_layout)
 {
     size_t bytes;
-    if (k != 1)
+    if (k != 1 || !packs_b(call))
         return;
     struct matrices m = as_matrices(&wk_call_in(call, 1)->shape, transposed);
     /* A tensor's size is limited, and padding columns multiplies it by at most 16. */
@@ -59,14 +70,36 @@ static void layout_b(const struct wk_call *call, unsigned k, bool transposed,
                                      bytes, true};
 }
 
+/* As k_f32_pack_b for elements of 16 bits, which are converted one by one. */
+static void pack_half(enum cm_dtype dtype, const uint16_t *b, const struct matrices *m,
+                      bool transposed, float *out)
+{
+    for (size_t p = 0; p < k_panels(m->n); p++) {
+        size_t j = p * K_PANEL, cols = m->n - j < K_PANEL ? m->n - j : K_PANEL;
+        size_t width = (cols + K_LANES - 1) / K_LANES * K_LANES;
+        float *to = out + j * m->k;
+        for (size_t kk = 0; kk < m->k; kk++, to += width) {
+            if (!transposed)
+                k_cast(dtype, CM_FP32, b + kk * m->n + j, to, cols);
+            for (size_t c = 0; transposed && c < cols; c++)
+                k_cast(dtype, CM_FP32, b + (j + c) * m->k + kk, to + c, 1);
+            memset(to + cols, 0, (width - cols) * sizeof(float));
+        }
+    }
+}
+
 static void pack_b(const struct wk_call *call, bool transposed, float *out)
 {
-    const float *b = call->graph->values[call->node->in[1]].constant->data;
+    enum cm_dtype dtype = wk_call_in(call, 1)->dtype;
+    const void *b = call->graph->values[call->node->in[1]].constant->data;
     struct matrices m = as_matrices(&wk_call_in(call, 1)->shape, transposed);
     size_t floats = k_packed_floats(m.k, m.n);
     for (size_t i = 0; i < m.count && floats > 0; i++)
-        k_f32_pack_b(b + i * m.k * m.n, transposed ? 1 : m.n, transposed ? m.k : 1, m.k, m.n, 0,
-                     k_panels(m.n), out + i * floats);
+        if (dtype == CM_FP32)
+            k_f32_pack_b((const float *)b + i * m.k * m.n, transposed ? 1 : m.n,
+                         transposed ? m.k : 1, m.k, m.n, 0, k_panels(m.n), out + i * floats);
+        else
+            pack_half(dtype, (const uint16_t *)b + i * m.k * m.n, &m, transposed, out + i * floats);
 }
 
 static bool gemm_trans_b(const struct wk_node *node)
@@ -175,10 +208,82 @@ static void plan_heads(struct gemm_step *s, const struct cm_shape *a, const stru
     }
 }
 
+/* ---- types without a vector kernel ----------------------------------------------------------- */
+
+struct plain_gemm {
+    struct gemm_step gemm; /* heads and their strides are in elements */
+    size_t element;
+    k_matmul_fn *fn;
+    struct k_matmul args;
+    k_scale_add_fn *finish; /* NULL: nothing to do */
+    struct k_scale_add scale;
+};
+
+/* Items: rows of all the products. */
+static void plain_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                       const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+{
+    const struct plain_gemm *s = (const struct plain_gemm *)step;
+    struct k_scale_add scale = s->scale;
+    (void)cpu, (void)thread;
+    while (i0 < i1) {
+        struct k_matmul args = s->args;
+        size_t batch = i0 / args.m, r0 = i0 % args.m, a, b;
+        size_t r1 = args.m - r0 < i1 - i0 ? args.m : r0 + (i1 - i0);
+        head_offsets(&s->gemm, batch, &a, &b);
+        args.a = (const char *)run->in[0] + a * s->element;
+        args.b = (const char *)run->in[1] + b * s->element;
+        args.c = (char *)run->out[0] + batch * args.m * args.n * s->element;
+        s->fn(&args, r0, r1);
+        scale.y = args.c;
+        scale.c = s->gemm.has_c ? run->in[2] : NULL;
+        if (s->finish)
+            s->finish(&scale, r0, r1);
+        i0 += r1 - r0;
+    }
+}
+
+static enum cm_err take_plain(struct cpu_prepare *p, struct k_matmul args, struct plain_gemm **ret)
+{
+    enum cm_dtype dtype = wk_call_in(p->call, 0)->dtype;
+    double work = (double)cpu_count(&wk_call_out(p->call)->shape) * (double)args.k;
+    struct plain_gemm *s = cpu_step_take(p, sizeof *s, plain_body, args.m, 1, work);
+    if (!s)
+        return CM_NOMEM;
+    s->element = cm_dtype_size(dtype);
+    s->fn = k_matmul_for(dtype);
+    s->args = args;
+    *ret = s;
+    return CM_OK;
+}
+
+static enum cm_err plain_matmul(struct cpu_prepare *p, const struct cpu_step **ret_step)
+{
+    const struct cm_shape *a = &wk_call_in(p->call, 0)->shape, *b = &wk_call_in(p->call, 1)->shape;
+    struct matrices m = as_matrices(b, false);
+    size_t rows = a->rank >= 2 ? (size_t)a->dims[a->rank - 2] : 1, batch;
+    struct plain_gemm *s;
+    enum cm_err code = take_plain(
+        p,
+        (struct k_matmul){
+            .m = rows, .n = m.n, .k = m.k, .a_rs = m.k, .a_cs = 1, .b_rs = m.n, .b_cs = 1},
+        &s);
+    if (code != CM_OK)
+        return code;
+    plan_heads(&s->gemm, a, b, rows * m.k, m.k * m.n, &batch);
+    s->gemm.step.items = rows * batch;
+    *ret_step = &s->gemm.step;
+    return CM_OK;
+}
+
 enum cm_err cpu_prepare_matmul(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct cm_shape *a = &wk_call_in(p->call, 0)->shape, *b = &wk_call_in(p->call, 1)->shape;
-    bool packed = wk_call_is_constant(p->call, 1);
+    bool packed = packs_b(p->call);
+    if (cpu_must_widen(p))
+        return cpu_prepare_widened(p, cpu_prepare_matmul, packed ? 2 : 0, ret_step);
+    if (wk_call_in(p->call, 0)->dtype != CM_FP32)
+        return plain_matmul(p, ret_step);
     struct matrices m = as_matrices(b, false);
     size_t rows = a->rank >= 2 ? (size_t)a->dims[a->rank - 2] : 1, batch;
     double work = (double)cpu_count(&wk_call_out(p->call)->shape) * (double)m.k * 0.25;
@@ -298,11 +403,56 @@ static void plan_c(struct cpu_prepare *p, struct gemm_step *s)
         cpu_bcast_init(&s->add_c, &wk_call_out(p->call)->shape, shapes, 2);
 }
 
+/* beta = 0 drops C, as BLAS does, so that a NaN there cannot show. */
+static bool gemm_has_c(const struct wk_call *call)
+{
+    return wk_call_in(call, 2) && wk_node_float(call->node, "beta", 1.0f) != 0.0f;
+}
+
+static enum cm_err plain_gemm(struct cpu_prepare *p, const struct cpu_step **ret_step)
+{
+    const struct wk_node *node = p->call->node;
+    const struct cm_shape *a = &wk_call_in(p->call, 0)->shape, *b = &wk_call_in(p->call, 1)->shape;
+    bool trans_a = wk_node_int(node, "transA", 0) != 0, trans_b = gemm_trans_b(node);
+    size_t m = (size_t)a->dims[trans_a], k = (size_t)a->dims[!trans_a];
+    size_t n = (size_t)b->dims[!trans_b];
+    struct plain_gemm *s;
+    enum cm_err code = take_plain(p,
+                                  (struct k_matmul){.m = m,
+                                                    .n = n,
+                                                    .k = k,
+                                                    .a_rs = trans_a ? 1 : k,
+                                                    .a_cs = trans_a ? m : 1,
+                                                    .b_rs = trans_b ? 1 : n,
+                                                    .b_cs = trans_b ? k : 1},
+                                  &s);
+    if (code != CM_OK)
+        return code;
+    s->gemm.has_c = gemm_has_c(p->call);
+    s->scale.n = n;
+    s->scale.alpha = (double)wk_node_float(node, "alpha", 1.0f);
+    s->scale.beta = s->gemm.has_c ? (double)wk_node_float(node, "beta", 1.0f) : 1.0;
+    if (s->gemm.has_c) {
+        const struct cm_shape *c = &wk_call_in(p->call, 2)->shape;
+        int64_t columns = c->rank > 0 ? c->dims[c->rank - 1] : 1;
+        s->scale.c_cs = columns != 1;
+        s->scale.c_rs = c->rank == 2 && c->dims[0] != 1 ? (size_t)columns : 0;
+    }
+    if (s->gemm.has_c || s->scale.alpha != 1.0)
+        s->finish = k_scale_add_for(wk_call_in(p->call, 0)->dtype);
+    *ret_step = &s->gemm.step;
+    return CM_OK;
+}
+
 enum cm_err cpu_prepare_gemm(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct wk_node *node = p->call->node;
     const struct cm_shape *a = &wk_call_in(p->call, 0)->shape, *b = &wk_call_in(p->call, 1)->shape;
-    bool packed = wk_call_is_constant(p->call, 1);
+    bool packed = packs_b(p->call);
+    if (cpu_must_widen(p))
+        return cpu_prepare_widened(p, cpu_prepare_gemm, packed ? 2 : 0, ret_step);
+    if (wk_call_in(p->call, 0)->dtype != CM_FP32)
+        return plain_gemm(p, ret_step);
     struct matrices m = as_matrices(b, gemm_trans_b(node));
     double work = (double)cpu_count(&wk_call_out(p->call)->shape) * (double)m.k * 0.25;
     struct gemm_step *s = cpu_step_take(p, sizeof *s, gemm_body, 0, 1, work);
@@ -312,8 +462,7 @@ enum cm_err cpu_prepare_gemm(struct cpu_prepare *p, const struct cpu_step **ret_
     s->pack_b = !packed && gemm_trans_b(node);
     s->alpha = wk_node_float(node, "alpha", 1.0f);
     s->beta = wk_node_float(node, "beta", 1.0f);
-    /* beta = 0 drops C, as BLAS does, so that a NaN there cannot show. */
-    s->has_c = wk_call_in(p->call, 2) && s->beta != 0.0f;
+    s->has_c = gemm_has_c(p->call);
     s->args = (struct k_gemm){.m = (size_t)a->dims[s->trans_a],
                               .n = m.n,
                               .k = m.k,

@@ -4,7 +4,8 @@
  * else. A FREE value, and the shape of one row, do not change with the batch size. */
 #include "gpu-worker/graph/batch.h"
 
-#include "gpu-worker/graph/infer.h"
+#include "gpu-worker/graph/einsum.h"
+#include "gpu-worker/graph/infer_reduce.h"
 
 #include <stdio.h>
 
@@ -83,11 +84,10 @@ static bool rows_gemm(const struct judge *j)
     return c->rows == WK_ROWS_ROWS && c->shape.rank == 2;
 }
 
-/* A [..., m, k] x B [..., k, n], B being input at. The batch may be m of a matrix or a leading
- * axis. */
-static bool rows_matmul(const struct judge *j, unsigned at)
+/* A [..., m, k] x B [..., k, n]. The batch may be m of a matrix or a leading axis. */
+static bool rows_matmul(const struct judge *j)
 {
-    const struct wk_fact *a = input(j, 0), *b = input(j, at);
+    const struct wk_fact *a = input(j, 0), *b = input(j, 1);
     unsigned rank = j->out->shape.rank;
     bool a_rows = a->rows == WK_ROWS_ROWS, b_rows = b->rows == WK_ROWS_ROWS;
     if ((a_rows && a->shape.rank < 2) || (b_rows && b->shape.rank < 3))
@@ -105,62 +105,65 @@ static bool rows_matmul(const struct judge *j, unsigned at)
     return true;
 }
 
-/* Input k does not tell one row from another: it is FREE and one number. */
-static bool is_free_number(const struct judge *j, unsigned k)
-{
-    const struct wk_fact *fact = input(j, k);
-    int64_t count;
-    return !fact || (fact->rows == WK_ROWS_FREE && cm_shape_count(&fact->shape, &count) == CM_OK &&
-                     count == 1);
-}
-
-/* Integer products: zero points and scales of A may be given per row, which then is not free. */
-static bool rows_integer_product(const struct judge *j)
-{
-    bool linear = j->node->op == WK_OP_QLinearMatMul;
-    for (unsigned k = linear ? 1 : 2; k < j->node->n_in; k++) {
-        bool of_a = linear ? k <= 2 : k == 2;
-        if (linear && k == 3)
-            continue;
-        if (of_a ? !is_free_number(j, k) : rows_of(j, k) != WK_ROWS_FREE)
-            return false;
-    }
-    return rows_matmul(j, linear ? 3 : 1);
-}
-
-/* Scales along another axis than the batch, or one for all. */
-static bool rows_quantize(const struct judge *j)
-{
-    unsigned axis;
-    if (rows_of(j, 0) != WK_ROWS_ROWS || !rest_is_free(j, 1) ||
-        wk_node_int(j->node, "block_size", 0) != 0)
-        return false;
-    if (is_free_number(j, 1))
-        return true;
-    return wk_axis(wk_node_int(j->node, "axis", 1), j->out->shape.rank, &axis) && axis != 0;
-}
-
-static bool rows_dft(const struct judge *j)
-{
-    int64_t given;
-    unsigned axis;
-    return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1) &&
-           wk_dft_axis(j->node, j->facts, &given) && wk_axis(given, j->out->shape.rank, &axis) &&
-           axis != 0;
-}
-
-/* The indices of a MaxPool count through the whole batch. */
-static bool rows_max_pool(const struct judge *j)
-{
-    return rows_of(j, 0) == WK_ROWS_ROWS && j->node->out[0] >= 0 &&
-           j->out == &j->facts[j->node->out[0]];
-}
-
 static bool rows_softmax(const struct judge *j)
 {
     unsigned axis, rank = input(j, 0)->shape.rank;
     int64_t given = wk_node_int(j->node, "axis", j->node->opset < 13 ? 1 : -1);
     return rows_of(j, 0) == WK_ROWS_ROWS && (!wk_axis(given, rank, &axis) || axis != 0);
+}
+
+/* Rows of x [batch, ...] stay rows where the node works along another axis. */
+static bool rows_beside_axis(const struct judge *j, int64_t otherwise)
+{
+    unsigned axis, rank = input(j, 0)->shape.rank;
+    return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1) &&
+           wk_axis(wk_node_int(j->node, "axis", otherwise), rank, &axis) && axis != 0;
+}
+
+/* The axis is an operand that must be known. */
+static bool rows_cum_sum(const struct judge *j)
+{
+    const struct wk_fact *axis = input(j, 1);
+    unsigned at;
+    return rows_of(j, 0) == WK_ROWS_ROWS && axis->n_elems == 1 &&
+           axis->elems[0].kind == WK_ELEM_KNOWN &&
+           wk_axis(axis->elems[0].v, input(j, 0)->shape.rank, &at) && at != 0;
+}
+
+static bool rows_mean_variance(const struct judge *j)
+{
+    bool axes[CM_MAX_RANK];
+    return rows_of(j, 0) == WK_ROWS_ROWS &&
+           wk_mean_variance_axes(j->node, input(j, 0)->shape.rank, NULL, axes) == CM_OK && !axes[0];
+}
+
+/* Scale and bias belong to the row, not to the batch. */
+static bool rows_layer_norm(const struct judge *j)
+{
+    const struct wk_fact *x = input(j, 0);
+    for (unsigned k = 1; k < j->node->n_in; k++) {
+        const struct wk_fact *operand = input(j, k);
+        if (operand && operand->shape.rank == x->shape.rank && operand->shape.dims[0] != 1)
+            return false;
+    }
+    return rows_beside_axis(j, -1);
+}
+
+/* The label of axis 0 leads in every operand with rows, occurs there once, and nowhere else. */
+static bool rows_einsum(const struct judge *j)
+{
+    struct wk_einsum e;
+    if (wk_einsum_resolve(j->node, j->facts, NULL, &e) != CM_OK || e.out_rank == 0)
+        return false;
+    for (unsigned k = 0; k < e.n_operands; k++) {
+        bool rows = rows_of(j, k) == WK_ROWS_ROWS;
+        if (!rows && rows_of(j, k) != WK_ROWS_FREE)
+            return false;
+        for (unsigned i = 0; i < input(j, k)->shape.rank; i++)
+            if ((e.labels[k][i] == e.out[0]) != (rows && i == 0))
+                return false;
+    }
+    return true;
 }
 
 static bool rows_concat(const struct judge *j)
@@ -253,20 +256,28 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Gemm:
         return rows_gemm(j);
     case WK_OP_MatMul:
-        return rows_matmul(j, 1);
-    case WK_OP_MatMulInteger:
-    case WK_OP_QLinearMatMul:
-        return rows_integer_product(j);
-    case WK_OP_QuantizeLinear:
-    case WK_OP_DequantizeLinear:
-        return rows_quantize(j);
-    case WK_OP_DFT:
-        return rows_dft(j);
-    case WK_OP_MaxPool:
-        return rows_max_pool(j);
+        return rows_matmul(j);
     case WK_OP_Softmax:
     case WK_OP_LogSoftmax:
+    case WK_OP_Hardmax:
         return rows_softmax(j);
+    case WK_OP_ArgMax:
+    case WK_OP_ArgMin:
+        return rows_beside_axis(j, 0);
+    case WK_OP_LpNormalization:
+    case WK_OP_TopK:
+        return rows_beside_axis(j, -1);
+    case WK_OP_CumSum:
+        return rows_cum_sum(j);
+    case WK_OP_Einsum:
+        return rows_einsum(j);
+    case WK_OP_LayerNormalization:
+        return rows_layer_norm(j);
+    case WK_OP_MeanVarianceNormalization:
+        return rows_mean_variance(j);
+    case WK_OP_BatchNormalization:
+        return !wk_batch_norm_trains(j->node) && rows_of(j, 0) == WK_ROWS_ROWS &&
+               rest_is_free(j, 1);
     case WK_OP_Concat:
         return rows_concat(j);
     case WK_OP_Gather:
@@ -295,36 +306,37 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Atan:
     case WK_OP_Atanh:
     case WK_OP_AveragePool:
-    case WK_OP_BatchNormalization:
     case WK_OP_BitwiseNot:
     case WK_OP_Cast:
     case WK_OP_Ceil:
     case WK_OP_Celu:
     case WK_OP_Clip:
     case WK_OP_Conv:
-    case WK_OP_ConvInteger:
-    case WK_OP_ConvTranspose:
     case WK_OP_Cos:
     case WK_OP_Cosh:
+    case WK_OP_Det: /* at least three dimensions: the batch is still there */
     case WK_OP_Elu:
     case WK_OP_Erf:
     case WK_OP_Exp:
     case WK_OP_Floor:
     case WK_OP_Gelu:
     case WK_OP_GlobalAveragePool:
+    case WK_OP_GlobalLpPool:
     case WK_OP_GlobalMaxPool:
+    case WK_OP_GroupNormalization:
     case WK_OP_HardSigmoid:
     case WK_OP_HardSwish:
     case WK_OP_Identity:
     case WK_OP_IsInf:
     case WK_OP_IsNaN:
+    case WK_OP_InstanceNormalization:
     case WK_OP_LeakyRelu:
+    case WK_OP_LRN:
     case WK_OP_Log:
-    case WK_OP_LpPool:
+    case WK_OP_MaxPool:
     case WK_OP_Mish:
     case WK_OP_Neg:
     case WK_OP_Not:
-    case WK_OP_QLinearConv:
     case WK_OP_Reciprocal:
     case WK_OP_Relu:
     case WK_OP_Round:
@@ -337,16 +349,21 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Softplus:
     case WK_OP_Softsign:
     case WK_OP_Sqrt:
-    case WK_OP_STFT:
     case WK_OP_Tan:
     case WK_OP_Tanh:
     case WK_OP_ThresholdedRelu:
     /* An axis 0 that the following touch is no longer the batch in the output's shape. */
     case WK_OP_Pad:
+    case WK_OP_ReduceL1:
+    case WK_OP_ReduceL2:
+    case WK_OP_ReduceLogSum:
+    case WK_OP_ReduceLogSumExp:
     case WK_OP_ReduceMax:
     case WK_OP_ReduceMean:
     case WK_OP_ReduceMin:
+    case WK_OP_ReduceProd:
     case WK_OP_ReduceSum:
+    case WK_OP_ReduceSumSquare:
     case WK_OP_Slice:
         return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
     default:
