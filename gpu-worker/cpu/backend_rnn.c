@@ -38,6 +38,7 @@ struct rnn_sizes {
 struct rnn_step {
     struct cpu_step step;
     enum wk_op op;
+    const struct wk_node *node;
     struct wk_recurrent layer;
     struct rnn_sizes size;
     struct k_rnn_act act[2][3];
@@ -359,11 +360,11 @@ static enum cm_err rnn_run(const struct cpu_backend *cpu, const struct cpu_step 
 {
     const struct rnn_step *s = (const struct rnn_step *)step;
     const int32_t *lens = input_of(s, run, SEQUENCE_LENS);
+    /* Another process may change them after this: they are only ever compared. */
     for (size_t i = 0; lens && i < s->batch; i++)
         if (lens[i] < 0 || (size_t)lens[i] > s->seq)
-            return cm_fail(run->err, CM_INVALID,
-                           "sequence_lens of sequence %zu is %d; there are %zu time steps", i,
-                           (int)lens[i], s->seq);
+            return wk_node_fail(run->err, CM_INVALID, s->node,
+                                "sequence_lens has a number that is not 0 to %zu", s->seq);
     for (unsigned k = W; k <= B; k++)
         if (s->pack[k])
             pack_operand(s->op, &s->size, k, run->in[k], (float *)run->workspace + s->packed_at[k]);
@@ -433,6 +434,7 @@ enum cm_err cpu_prepare_recurrent(struct cpu_prepare *p, const struct cpu_step *
     if (!s)
         return CM_NOMEM;
     s->op = node->op;
+    s->node = node;
     s->layer = layer;
     s->size = size;
     s->n_in = node->n_in;
