@@ -206,8 +206,9 @@ void k_f32_bn_fold(const float *gamma, const float *beta, const float *mean, con
  * One time step after its products: gates [rows][gates_stride] holds, gate after gate of `hidden`
  * columns in ONNX's order, the finished chains (bias, input part, recurrent part). States h and c
  * [rows][hidden] are read and replaced; the new h also goes to y, unless NULL, with y_stride.
- * Items: rows. f, g, k are act[0..2]; every activation's argument is clipped to [-clip, clip]
- * (INFINITY: not at all). Products that are not named fma are rounded.
+ * Items: rows. f, g, k are act[0..2]; the arguments of f and g are clipped to [-clip, clip]
+ * (INFINITY: not at all); k's, the cell state, is not, as in other runtimes. Products that are not
+ * named fma are rounded.
  *
  * rnn_cell   h = f(gates)
  * lstm_cell  gates i, o, f, c. peephole is NULL or pi, po, pf, [hidden] each.

@@ -95,7 +95,7 @@ K_INLINE void lstm_unit(const struct k_rnn_cell *c, size_t i, size_t j, const bo
         output = v_fma(v_loadt(peephole + hidden + j, n), now, output);
     output = act(output, c, 0, usual);
     v_storet(state, now, n);
-    store_hidden(c, i, j, v_mul(output, act(now, c, 2, usual)));
+    store_hidden(c, i, j, v_mul(output, usual ? v_tanh(now) : activate(now, &c->act[2])));
 }
 
 void K_NAME(f32_lstm_cell)(const struct k_rnn_cell *c, size_t i0, size_t i1)

@@ -52,12 +52,14 @@ static double mul_add(double a, double b, double c)
 #define SQRT(x)      sqrt(x)
 #include "tests/engine/kernels_oracle.inc"
 
-/* Activation k of a cell: clipped, then as kernels.h says. */
+/* Activation k of a cell: clipped if it is a gate's, then as kernels.h says. */
 static float cell_act(const struct k_rnn_cell *c, unsigned k, float x)
 {
     const struct k_rnn_act *a = &c->act[k];
-    x = -c->clip > x ? -c->clip : x;
-    x = c->clip < x ? c->clip : x;
+    if (k < 2) {
+        x = -c->clip > x ? -c->clip : x;
+        x = c->clip < x ? c->clip : x;
+    }
     switch (a->fn) {
     case K_RNN_RELU:
         return 0.0f > x ? 0.0f : x;

@@ -54,7 +54,7 @@ struct math_function {
 };
 
 static const struct math_function math_functions[] = {
-    {K_UNARY_exp, exp, 1.0, -INFINITY},
+    {K_UNARY_exp, exp, 1.1, -INFINITY},
     {K_UNARY_log, log, 1.0, -INFINITY},
     {K_UNARY_tanh, tanh, 1.5, -INFINITY},
     {K_UNARY_sigmoid, math_sigmoid, 2.0, -INFINITY},

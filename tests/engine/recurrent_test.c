@@ -65,7 +65,7 @@ static double act(const struct layer *l, int direction, int k, double x)
 {
     const double a = act_alpha, b = act_beta;
     int fn = l->act[0] < 0 ? (l->n_acts > 1 && k == 0 ? 2 : 1) : l->act[direction * l->n_acts + k];
-    if (l->clip > 0)
+    if (l->clip > 0 && k < 2) /* gates only */
         x = fmin(fmax(x, -(double)l->clip), (double)l->clip);
     switch (fn) {
     case 0:
