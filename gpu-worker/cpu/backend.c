@@ -108,6 +108,13 @@ size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats)
     return padded;
 }
 
+size_t cpu_take_bytes(struct cpu_prepare *p, size_t bytes)
+{
+    size_t at = (p->workspace + WK_ALIGN - 1) / WK_ALIGN * WK_ALIGN;
+    p->workspace = at + bytes;
+    return at;
+}
+
 /* ---- the backend's table --------------------------------------------------------------------- */
 
 static const struct cpu_backend *as_cpu(const struct wk_backend *backend)

@@ -1,25 +1,47 @@
-/* CPU backend: convolution and pooling. See backend_priv.h. */
+/* CPU backend: convolution. See backend_priv.h.
+ *
+ * FP32 with one or two spatial dimensions runs in kernels; with three it is packed here, panel by
+ * panel, for the GEMM kernel: the same chain over (channel, kz, ky, kx). FP16 and BF16 are widened
+ * to FP32. Double precision is plain loops. */
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
 
-static struct k_window kernel_window(const struct wk_window *w)
+#define PACK_K \
+    768 /* rows of packed pixels at a time: one panel of them fits the second-level cache */
+
+struct k_window3 cpu_window3(const struct wk_window *w)
+{
+    struct k_window3 win;
+    for (unsigned d = 0; d < WK_SPATIAL; d++) {
+        win.in[d] = (size_t)w->in[d];
+        win.out[d] = (size_t)w->out[d];
+        win.kernel[d] = (size_t)w->kernel[d];
+        win.stride[d] = (size_t)w->stride[d];
+        win.dilation[d] = (size_t)w->dilation[d];
+        win.pad_begin[d] = (size_t)w->pad_begin[d];
+        win.pad_end[d] = (size_t)w->pad_end[d];
+    }
+    return win;
+}
+
+struct k_window cpu_window2(const struct wk_window *w)
 {
     return (struct k_window){
-        .h = (size_t)w->in[0],
-        .w = (size_t)w->in[1],
-        .oh = (size_t)w->out[0],
-        .ow = (size_t)w->out[1],
-        .kh = (size_t)w->kernel[0],
-        .kw = (size_t)w->kernel[1],
-        .stride_h = (size_t)w->stride[0],
-        .stride_w = (size_t)w->stride[1],
-        .dilation_h = (size_t)w->dilation[0],
-        .dilation_w = (size_t)w->dilation[1],
-        .pad_top = (size_t)w->pad_begin[0],
-        .pad_left = (size_t)w->pad_begin[1],
-        .pad_bottom = (size_t)w->pad_end[0],
-        .pad_right = (size_t)w->pad_end[1],
+        .h = (size_t)w->in[1],
+        .w = (size_t)w->in[2],
+        .oh = (size_t)w->out[1],
+        .ow = (size_t)w->out[2],
+        .kh = (size_t)w->kernel[1],
+        .kw = (size_t)w->kernel[2],
+        .stride_h = (size_t)w->stride[1],
+        .stride_w = (size_t)w->stride[2],
+        .dilation_h = (size_t)w->dilation[1],
+        .dilation_w = (size_t)w->dilation[2],
+        .pad_top = (size_t)w->pad_begin[1],
+        .pad_left = (size_t)w->pad_begin[2],
+        .pad_bottom = (size_t)w->pad_end[1],
+        .pad_right = (size_t)w->pad_end[2],
     };
 }
 
@@ -46,18 +68,20 @@ static void conv_body(const struct cpu_backend *cpu, const struct cpu_step *step
         cpu->kernels->f32_conv(&args, i0, i1, workspace);
 }
 
-enum cm_err cpu_prepare_conv(struct cpu_prepare *p, const struct cpu_step **ret_step)
+static double conv_work(const struct wk_call *call)
+{
+    const struct cm_shape *w = &wk_call_in(call, 1)->shape;
+    return (double)cpu_count(&wk_call_out(call)->shape) * (double)cpu_product(w, 1, w->rank) * 0.25;
+}
+
+static enum cm_err prepare_planar(struct cpu_prepare *p, const struct wk_window *window,
+                                  const struct cpu_step **ret_step)
 {
     static const float present = 0;
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape, *w = &wk_call_in(p->call, 1)->shape;
-    const struct cm_shape *y = &wk_call_out(p->call)->shape;
-    struct wk_window window;
-    enum cm_err code = wk_window_resolve(p->call->node, x, &w->dims[2], p->err, &window);
-    if (code != CM_OK)
-        return code;
     size_t groups = (size_t)wk_node_int(p->call->node, "group", 1);
     struct k_conv args = {
-        .win = kernel_window(&window),
+        .win = cpu_window2(window),
         .batch = (size_t)x->dims[0],
         .groups = groups,
         .ic = (size_t)w->dims[1],
@@ -66,8 +90,7 @@ enum cm_err cpu_prepare_conv(struct cpu_prepare *p, const struct cpu_step **ret_
     };
     bool depthwise = args.ic == 1 && args.oc == 1;
     size_t items = depthwise ? args.batch * groups : k_conv_items(&args);
-    double work = (double)cpu_count(y) * (double)cpu_product(w, 1, w->rank) * 0.25;
-    struct conv_step *s = cpu_step_take(p, sizeof *s, conv_body, items, 1, work);
+    struct conv_step *s = cpu_step_take(p, sizeof *s, conv_body, items, 1, conv_work(p->call));
     if (!s)
         return CM_NOMEM;
     s->args = args;
@@ -78,47 +101,114 @@ enum cm_err cpu_prepare_conv(struct cpu_prepare *p, const struct cpu_step **ret_
     return CM_OK;
 }
 
-struct pool_step {
+/* ---- three dimensions, and double precision -------------------------------------------------- */
+
+struct volume_step {
     struct cpu_step step;
-    struct k_pool args;
-    bool average;
+    struct k_window3 win;
+    size_t groups, ic, oc; /* channels per group */
+    bool bias;
     size_t thread_floats;
 };
 
-static void pool_body(const struct cpu_backend *cpu, const struct cpu_step *step,
-                      const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+/* Items are (image, group, panel of output pixels). */
+static void volume_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                        const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
 {
-    const struct pool_step *s = (const struct pool_step *)step;
-    struct k_pool args = s->args;
-    float *workspace = run->workspace ? (float *)run->workspace + thread * s->thread_floats : NULL;
-    args.x = run->in[0];
-    args.y = run->out[0];
-    if (s->average)
-        cpu->kernels->f32_avgpool(&args, i0, i1, workspace);
-    else
-        cpu->kernels->f32_maxpool(&args, i0, i1, workspace);
+    const struct volume_step *s = (const struct volume_step *)step;
+    size_t pixels = k_window3_outputs(&s->win), panels = k_panels(pixels);
+    size_t k_all = s->ic * k_window3_taps(&s->win), plane = k_window3_inputs(&s->win);
+    float *packed = (float *)run->workspace + thread * s->thread_floats;
+    for (; i0 < i1; i0++) {
+        size_t at = i0 / panels, j = i0 % panels * K_PANEL, group = at % s->groups;
+        size_t n = pixels - j < K_PANEL ? pixels - j : K_PANEL, k0 = 0;
+        const float *weight = (const float *)run->in[1] + group * s->oc * k_all;
+        struct k_gemm g = {.m = s->oc, .n = n, .lda = k_all, .ldc = pixels, .b = packed};
+        g.c = (float *)run->out[0] + at * s->oc * pixels + j;
+        if (s->bias) {
+            g.init = (const float *)run->in[2] + group * s->oc;
+            g.init_rs = 1;
+        }
+        do {
+            size_t k1 = k_all - k0 < PACK_K ? k_all : k0 + PACK_K;
+            k_f32_pack_window3(&s->win, (const float *)run->in[0] + at * s->ic * plane, k0, k1, j,
+                               n, packed);
+            g.k = k1 - k0;
+            g.a = weight + k0;
+            if (k0 > 0) { /* the chain goes on from what is parked in the output */
+                g.init = g.c;
+                g.init_rs = g.ldc;
+                g.init_cs = 1;
+            }
+            cpu->kernels->f32_gemm(&g, 0, g.m, 0, 1);
+            k0 = k1;
+        } while (k0 < k_all);
+    }
 }
 
-enum cm_err cpu_prepare_pool(struct cpu_prepare *p, const struct cpu_step **ret_step)
+/* Items are output planes. */
+static void double_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                        const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
 {
-    const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
-    struct wk_window window;
-    enum cm_err code = wk_window_resolve(p->call->node, x, NULL, p->err, &window);
-    if (code != CM_OK)
-        return code;
-    struct k_pool args = {
-        .win = kernel_window(&window),
-        .planes = cpu_product(x, 0, 2),
-        .count_include_pad = wk_node_int(p->call->node, "count_include_pad", 0) != 0,
-    };
-    double work = (double)cpu_count(&wk_call_out(p->call)->shape) * (double)args.win.kh *
-                  (double)args.win.kw * 0.5;
-    struct pool_step *s = cpu_step_take(p, sizeof *s, pool_body, args.planes, 1, work);
+    const struct volume_step *s = (const struct volume_step *)step;
+    size_t channels = s->groups * s->oc, weights = s->ic * k_window3_taps(&s->win);
+    const double *bias = s->bias ? run->in[2] : NULL;
+    (void)cpu, (void)thread;
+    for (; i0 < i1; i0++) {
+        size_t image = i0 / channels, channel = i0 % channels;
+        size_t first = image * s->groups + channel / s->oc;
+        k_f64_conv_plane(
+            &s->win, (const double *)run->in[0] + first * s->ic * k_window3_inputs(&s->win), s->ic,
+            (const double *)run->in[1] + channel * weights, bias ? bias[channel] : 0.0,
+            (double *)run->out[0] + i0 * k_window3_outputs(&s->win));
+    }
+}
+
+static enum cm_err prepare_plain(struct cpu_prepare *p, const struct wk_window *window, bool wide,
+                                 const struct cpu_step **ret_step)
+{
+    const struct cm_shape *x = &wk_call_in(p->call, 0)->shape, *w = &wk_call_in(p->call, 1)->shape;
+    struct volume_step *s = cpu_step_take(p, sizeof *s, wide ? double_body : volume_body, 0, 1,
+                                          conv_work(p->call) * (wide ? 8 : 1));
     if (!s)
         return CM_NOMEM;
-    s->args = args;
-    s->average = p->call->node->op == WK_OP_AveragePool;
-    s->thread_floats = cpu_thread_floats(p, k_pool_workspace(&args));
+    s->win = cpu_window3(window);
+    s->groups = (size_t)wk_node_int(p->call->node, "group", 1);
+    s->ic = (size_t)w->dims[1];
+    s->oc = (size_t)w->dims[0] / s->groups;
+    s->bias = wk_call_in(p->call, 2) != NULL;
+    s->step.items = (size_t)x->dims[0] * s->groups;
+    if (wide) {
+        s->step.items *= s->oc;
+    } else {
+        s->step.items *= k_panels(k_window3_outputs(&s->win));
+        s->thread_floats = cpu_thread_floats(p, (size_t)PACK_K * K_PANEL);
+    }
     *ret_step = &s->step;
     return CM_OK;
+}
+
+/* By the number of dimensions; operands are taken for FP32. */
+static enum cm_err prepare_float(struct cpu_prepare *p, const struct cpu_step **ret_step)
+{
+    const struct cm_shape *x = &wk_call_in(p->call, 0)->shape, *w = &wk_call_in(p->call, 1)->shape;
+    struct wk_window window;
+    enum cm_err code = wk_window_resolve(p->call->node, x, &w->dims[2], p->err, &window);
+    if (code != CM_OK)
+        return code;
+    return x->rank == 5 ? prepare_plain(p, &window, false, ret_step)
+                        : prepare_planar(p, &window, ret_step);
+}
+
+enum cm_err cpu_prepare_conv(struct cpu_prepare *p, const struct cpu_step **ret_step)
+{
+    const struct wk_fact *x = wk_call_in(p->call, 0);
+    struct wk_window window;
+    if (x->dtype == CM_FP32)
+        return prepare_float(p, ret_step);
+    if (x->dtype != CM_FP64)
+        return cpu_prepare_widened(p, prepare_float, ret_step);
+    enum cm_err code = wk_window_resolve(p->call->node, &x->shape,
+                                         &wk_call_in(p->call, 1)->shape.dims[2], p->err, &window);
+    return code == CM_OK ? prepare_plain(p, &window, true, ret_step) : code;
 }

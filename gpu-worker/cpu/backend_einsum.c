@@ -9,7 +9,7 @@
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
-#include "gpu-worker/cpu/backend_widen.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 #include "gpu-worker/cpu/plain.h"
 #include "gpu-worker/cpu/plain_matmul.h"
 #include "gpu-worker/graph/einsum.h"
@@ -413,8 +413,8 @@ static enum cm_err plan(struct planner *pl)
 enum cm_err cpu_prepare_einsum(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     struct wk_einsum einsum;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_einsum, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_einsum, 0, ret_step);
     enum cm_err code = wk_einsum_resolve(p->call->node, p->call->facts, p->err, &einsum);
     if (code != CM_OK)
         return code;
@@ -454,8 +454,8 @@ static void det_body(const struct cpu_backend *cpu, const struct cpu_step *step,
 enum cm_err cpu_prepare_det(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct wk_fact *x = wk_call_in(p->call, 0);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_det, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_det, 0, ret_step);
     size_t n = (size_t)x->shape.dims[x->shape.rank - 1];
     size_t matrices = cpu_count(&wk_call_out(p->call)->shape);
     struct det_step *s = cpu_step_take(p, sizeof *s, det_body, matrices, 1,

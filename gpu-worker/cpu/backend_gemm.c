@@ -6,7 +6,7 @@
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
-#include "gpu-worker/cpu/backend_widen.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 #include "gpu-worker/cpu/broadcast.h"
 #include "gpu-worker/cpu/plain.h"
 #include "gpu-worker/cpu/plain_matmul.h"
@@ -280,8 +280,8 @@ enum cm_err cpu_prepare_matmul(struct cpu_prepare *p, const struct cpu_step **re
 {
     const struct cm_shape *a = &wk_call_in(p->call, 0)->shape, *b = &wk_call_in(p->call, 1)->shape;
     bool packed = packs_b(p->call);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_matmul, packed ? 2 : 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_matmul, packed ? 2 : 0, ret_step);
     if (wk_call_in(p->call, 0)->dtype != CM_FP32)
         return plain_matmul(p, ret_step);
     struct matrices m = as_matrices(b, false);
@@ -449,8 +449,8 @@ enum cm_err cpu_prepare_gemm(struct cpu_prepare *p, const struct cpu_step **ret_
     const struct wk_node *node = p->call->node;
     const struct cm_shape *a = &wk_call_in(p->call, 0)->shape, *b = &wk_call_in(p->call, 1)->shape;
     bool packed = packs_b(p->call);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_gemm, packed ? 2 : 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_gemm, packed ? 2 : 0, ret_step);
     if (wk_call_in(p->call, 0)->dtype != CM_FP32)
         return plain_gemm(p, ret_step);
     struct matrices m = as_matrices(b, gemm_trans_b(node));

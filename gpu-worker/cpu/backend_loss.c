@@ -1,7 +1,7 @@
 /* CPU backend: losses. See backend_priv.h. */
 #include "gpu-worker/cpu/backend_priv.h"
 
-#include "gpu-worker/cpu/backend_widen.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 #include "gpu-worker/cpu/plain_norm.h"
 
 #include <string.h>
@@ -85,8 +85,8 @@ static struct loss_step *take_loss(struct cpu_prepare *p)
 
 enum cm_err cpu_prepare_nll_loss(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_nll_loss, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_nll_loss, 0, ret_step);
     struct loss_step *s = take_loss(p);
     if (!s)
         return CM_NOMEM;
@@ -99,8 +99,8 @@ enum cm_err cpu_prepare_softmax_loss(struct cpu_prepare *p, const struct cpu_ste
 {
     const struct wk_node *node = p->call->node;
     const struct wk_fact *x = wk_call_in(p->call, 0);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_softmax_loss, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_softmax_loss, 0, ret_step);
     struct loss_step *s = take_loss(p);
     if (!s)
         return CM_NOMEM;

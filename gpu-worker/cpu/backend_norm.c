@@ -5,7 +5,7 @@
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
-#include "gpu-worker/cpu/backend_widen.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 #include "gpu-worker/cpu/broadcast.h"
 #include "gpu-worker/cpu/plain.h"
 #include "gpu-worker/cpu/plain_norm.h"
@@ -184,8 +184,8 @@ enum cm_err cpu_prepare_batch_norm(struct cpu_prepare *p, const struct cpu_step 
 {
     size_t count = cpu_count(&wk_call_in(p->call, 0)->shape);
     bool folds = norm_folds(p->call);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_batch_norm, folds ? 0x1eu : 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_batch_norm, folds ? 0x1eu : 0, ret_step);
     if (wk_call_in(p->call, 0)->dtype == CM_FP64 || wk_batch_norm_trains(p->call->node))
         return prepare_channels(p, ret_step);
     struct channels c = as_channels(p->call);
@@ -348,8 +348,8 @@ enum cm_err cpu_prepare_layer_norm(struct cpu_prepare *p, const struct cpu_step 
 {
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
     unsigned axis;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_layer_norm, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_layer_norm, 0, ret_step);
     CM_ASSERT(wk_axis(wk_node_int(p->call->node, "axis", -1), x->rank, &axis));
     struct rows_step *s = take_rows(p, cpu_product(x, 0, axis), cpu_product(x, axis, x->rank));
     if (!s)
@@ -372,8 +372,8 @@ enum cm_err cpu_prepare_layer_norm(struct cpu_prepare *p, const struct cpu_step 
 enum cm_err cpu_prepare_instance_norm(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_instance_norm, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_instance_norm, 0, ret_step);
     struct rows_step *s = take_rows(p, cpu_product(x, 0, 2), cpu_product(x, 2, x->rank));
     if (!s)
         return CM_NOMEM;
@@ -388,8 +388,8 @@ enum cm_err cpu_prepare_group_norm(struct cpu_prepare *p, const struct cpu_step 
 {
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
     size_t groups = (size_t)wk_node_int(p->call->node, "num_groups", 1);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_group_norm, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_group_norm, 0, ret_step);
     size_t in_group = (size_t)x->dims[1] / groups, plane = cpu_product(x, 2, x->rank);
     struct rows_step *s = take_rows(p, (size_t)x->dims[0] * groups, in_group * plane);
     if (!s)
@@ -453,8 +453,8 @@ enum cm_err cpu_prepare_lrn(struct cpu_prepare *p, const struct cpu_step **ret_s
 {
     const struct wk_node *node = p->call->node;
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_lrn, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_lrn, 0, ret_step);
     struct rare_step *s = take_rare(p, lrn_body, cpu_product(x, 0, 2));
     if (!s)
         return CM_NOMEM;
@@ -473,8 +473,8 @@ enum cm_err cpu_prepare_lp_norm(struct cpu_prepare *p, const struct cpu_step **r
 {
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
     unsigned axis;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_lp_norm, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_lp_norm, 0, ret_step);
     CM_ASSERT(wk_axis(wk_node_int(p->call->node, "axis", -1), x->rank, &axis));
     size_t outer = cpu_product(x, 0, axis), inner = cpu_product(x, axis + 1, x->rank);
     struct rare_step *s = take_rare(p, lp_body, outer * inner);
@@ -491,8 +491,8 @@ enum cm_err cpu_prepare_mean_variance(struct cpu_prepare *p, const struct cpu_st
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
     bool axes[CM_MAX_RANK];
     size_t items = 1;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_mean_variance, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_mean_variance, 0, ret_step);
     enum cm_err code = wk_mean_variance_axes(p->call->node, x->rank, p->err, axes);
     if (code != CM_OK)
         return code;

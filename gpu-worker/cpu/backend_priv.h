@@ -4,6 +4,7 @@
 
 #include "gpu-worker/backend.h"
 #include "gpu-worker/cpu/kernels.h"
+#include "gpu-worker/cpu/plain_window.h"
 #include "gpu-worker/cpu/pool.h"
 #include "gpu-worker/graph/infer.h"
 
@@ -60,6 +61,7 @@ enum {
     CPU_LAYOUT_RNN,                    /* weights of a recurrent layer, see backend_rnn.c */
     CPU_LAYOUT_GRU_R,
     CPU_LAYOUT_RNN_BIAS,
+    CPU_LAYOUT_CONV_TRANSPOSE,         /* [group][output channel, tap][input channel] */
 };
 
 /* Zeroed state of size bytes with the step's work filled in. work is in the unit of one simple
@@ -81,6 +83,19 @@ void cpu_strides(const struct cm_shape *shape, ptrdiff_t ret_strides[CM_MAX_RANK
 /* A workspace of floats for each thread: adds threads * floats to the prepared workspace and
  * returns the padded floats per thread. */
 size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats);
+
+/* Room in the workspace that all threads share, aligned for anything: its offset in bytes. */
+size_t cpu_take_bytes(struct cpu_prepare *p, size_t bytes);
+
+/* Prepares an operator of at most three inputs on FP16, BF16, INT8 or UINT8 as inner, its FP32
+ * form: inputs of input 0's type are converted in the workspace, and output 0 back. inner must not
+ * look at types. */
+enum cm_err cpu_prepare_widened(struct cpu_prepare *p, cpu_prepare_fn *inner,
+                                const struct cpu_step **ret_step);
+
+/* A resolved window as the plain loops take it, and its last two dimensions as kernels do. */
+struct k_window3 cpu_window3(const struct wk_window *w);
+struct k_window cpu_window2(const struct wk_window *w);
 
 /* Every function that rows.inc names. */
 #define ROW(op, name) cpu_prepare_fn cpu_prepare_##name;

@@ -4,7 +4,7 @@
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
-#include "gpu-worker/cpu/backend_widen.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 #include "gpu-worker/cpu/plain.h"
 #include "gpu-worker/cpu/plain_reduce.h"
 
@@ -217,8 +217,8 @@ static enum cm_err prepare_axes(struct cpu_prepare *p, const bool axes[CM_MAX_RA
 enum cm_err cpu_prepare_reduce(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     bool axes[CM_MAX_RANK];
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_reduce, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_reduce, 0, ret_step);
     enum cm_err code = wk_reduce_axes(p->call->node, p->call->facts, p->err, axes);
     return code == CM_OK ? prepare_axes(p, axes, ret_step) : code;
 }
@@ -226,8 +226,8 @@ enum cm_err cpu_prepare_reduce(struct cpu_prepare *p, const struct cpu_step **re
 enum cm_err cpu_prepare_global_pool(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     bool axes[CM_MAX_RANK];
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_global_pool, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_global_pool, 0, ret_step);
     for (unsigned i = 0; i < CM_MAX_RANK; i++)
         axes[i] = i >= 2 && i < wk_call_in(p->call, 0)->shape.rank;
     return prepare_axes(p, axes, ret_step);
@@ -260,8 +260,8 @@ enum cm_err cpu_prepare_arg_reduce(struct cpu_prepare *p, const struct cpu_step 
 {
     const struct wk_fact *x = wk_call_in(p->call, 0);
     unsigned axis;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_arg_reduce, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_arg_reduce, 0, ret_step);
     CM_ASSERT(wk_axis(wk_node_int(p->call->node, "axis", 0), x->shape.rank, &axis));
     struct k_along along = along_axis(&x->shape, axis);
     struct arg_step *s = cpu_step_take(p, sizeof *s, arg_body, along.outer * along.inner, 8,
@@ -314,8 +314,8 @@ static enum cm_err cum_sum_run(const struct cpu_backend *cpu, const struct cpu_s
 enum cm_err cpu_prepare_cum_sum(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct wk_fact *x = wk_call_in(p->call, 0);
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_cum_sum, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_cum_sum, 0, ret_step);
     struct cum_sum_step *s =
         cpu_step_take(p, sizeof *s, NULL, 0, 1, 2 * (double)cpu_count(&x->shape));
     if (!s)
@@ -363,8 +363,8 @@ enum cm_err cpu_prepare_softmax(struct cpu_prepare *p, const struct cpu_step **r
 {
     const struct wk_fact *x = wk_call_in(p->call, 0);
     enum wk_op op = p->call->node->op;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_softmax, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_softmax, 0, ret_step);
     struct k_along along = softmax_rows(p->call->node, &x->shape);
     if (x->dtype == CM_FP32 && op != WK_OP_Hardmax) {
         const struct cpu_kernels *kernels = p->cpu->kernels;

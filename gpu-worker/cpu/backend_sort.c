@@ -2,7 +2,7 @@
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
-#include "gpu-worker/cpu/backend_widen.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 #include "gpu-worker/cpu/plain_sort.h"
 
 #include <math.h>
@@ -37,8 +37,8 @@ enum cm_err cpu_prepare_top_k(struct cpu_prepare *p, const struct cpu_step **ret
     const struct wk_node *node = p->call->node;
     const struct wk_fact *x = wk_call_in(p->call, 0);
     unsigned axis;
-    if (cpu_must_widen(p))
-        return cpu_prepare_widened(p, cpu_prepare_top_k, 0, ret_step);
+    if (cpu_is_mixed(p))
+        return cpu_prepare_mixed(p, cpu_prepare_top_k, 0, ret_step);
     CM_ASSERT(wk_axis(wk_node_int(node, "axis", -1), x->shape.rank, &axis));
     struct k_along along = {cpu_product(&x->shape, 0, axis), (size_t)x->shape.dims[axis],
                             cpu_product(&x->shape, axis + 1, x->shape.rank)};

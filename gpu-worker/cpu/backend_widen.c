@@ -1,83 +1,50 @@
-/* CPU backend: nodes in a wider type than their tensors'; see backend_widen.h.
+/* CPU backend: operators on FP16, BF16 and small integers by way of FP32. See backend_priv.h.
  *
- * The workspace of such a step: the pointers that the inner step sees, the converted operands and
- * results, the inner step's own workspace. */
-#include "gpu-worker/cpu/backend_widen.h"
+ * Every value of these types is a float exactly, so such an operator is the FP32 one between two
+ * conversions, the second of which rounds once. The FP32 one's kernels give the same bits on every
+ * machine, so this does too. */
+#include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
 #include "gpu-worker/cpu/plain.h"
 
-#include <string.h>
+enum { MAX_WIDENED = 3 /* inputs of an operator that is widened */ };
 
-enum { CONVERT_UNIT = 1024 };
-
-/* One operand or result; dtype is NONE where it is used as it lies. */
-struct converted {
-    enum cm_dtype dtype;
-    size_t count, at; /* at: bytes into the workspace */
+struct widened {
+    size_t count, at; /* elements; byte offset in the workspace */
+    bool convert;     /* otherwise the operand is used as it is */
 };
 
 struct widen_step {
     struct cpu_step step;
     const struct cpu_step *inner;
-    enum cm_dtype as;
-    unsigned n_in, n_out;
-    struct converted *operands; /* inputs, then outputs */
-    size_t inner_at;
+    enum cm_dtype dtype;
+    unsigned n_in;
+    struct widened in[MAX_WIDENED], out;
 };
 
-/* One conversion, as the threads that share it see it. */
-struct conversion {
+/* Which operand a cast body is about: the step that cpu_split passes on. */
+struct cast_step {
     struct cpu_step step;
     enum cm_dtype from, to;
-    const char *x;
-    char *y;
+    const void *x;
+    void *y;
 };
 
-static bool is_float(enum cm_dtype dtype)
+static void cast_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                      const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
 {
-    return dtype == CM_FP16 || dtype == CM_BF16 || dtype == CM_FP32 || dtype == CM_FP64;
-}
-
-static enum cm_dtype arithmetic_of(const struct wk_call *call)
-{
-    return wk_call_in(call, 0)->dtype == CM_FP64 ? CM_FP64 : CM_FP32;
-}
-
-static bool differs(const struct wk_fact *fact, enum cm_dtype as)
-{
-    return is_float(fact->dtype) && fact->dtype != as;
-}
-
-bool cpu_must_widen(const struct cpu_prepare *p)
-{
-    const struct wk_node *node = p->call->node;
-    enum cm_dtype as = arithmetic_of(p->call);
-    for (unsigned k = 0; k < node->n_in; k++)
-        if (node->in[k] >= 0 && differs(&p->call->facts[node->in[k]], as))
-            return true;
-    for (unsigned k = 0; k < node->n_out; k++)
-        if (node->out[k] >= 0 && differs(&p->call->facts[node->out[k]], as))
-            return true;
-    return false;
-}
-
-/* ---- running --------------------------------------------------------------------------------- */
-
-static void convert_body(const struct cpu_backend *cpu, const struct cpu_step *step,
-                         const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
-{
-    const struct conversion *c = (const struct conversion *)step;
+    const struct cast_step *s = (const struct cast_step *)step;
     (void)cpu, (void)run, (void)thread;
-    k_cast(c->from, c->to, c->x + i0 * cm_dtype_size(c->from), c->y + i0 * cm_dtype_size(c->to),
-           i1 - i0);
+    k_cast(s->from, s->to, (const char *)s->x + i0 * cm_dtype_size(s->from),
+           (char *)s->y + i0 * cm_dtype_size(s->to), i1 - i0);
 }
 
-static void convert(const struct cpu_backend *cpu, const struct cpu_step *step,
-                    const struct wk_run *run, size_t count, struct conversion c)
+static void cast_all(const struct cpu_backend *cpu, const struct widen_step *s,
+                     const struct wk_run *run, struct cast_step cast, size_t count)
 {
-    c.step.alone = step->alone;
-    cpu_split(cpu, &c.step, run, convert_body, count, CONVERT_UNIT);
+    cast.step.alone = s->step.alone;
+    cpu_split(cpu, &cast.step, run, cast_body, count, 1024);
 }
 
 static enum cm_err widen_run(const struct cpu_backend *cpu, const struct cpu_step *step,
@@ -85,120 +52,58 @@ static enum cm_err widen_run(const struct cpu_backend *cpu, const struct cpu_ste
 {
     const struct widen_step *s = (const struct widen_step *)step;
     char *workspace = run->workspace;
-    const void **in = (const void **)(void *)workspace;
-    void **out = (void **)(void *)workspace + s->n_in;
+    const void *in[MAX_WIDENED];
+    void *out[1] = {workspace + s->out.at};
+    struct wk_run wide = {in, out, run->workspace, run->err};
     for (unsigned k = 0; k < s->n_in; k++) {
-        const struct converted *c = &s->operands[k];
-        in[k] = c->dtype ? workspace + c->at : run->in[k];
-        if (c->dtype)
-            convert(cpu, step, run, c->count,
-                    (struct conversion){
-                        .from = c->dtype, .to = s->as, .x = run->in[k], .y = workspace + c->at});
+        in[k] = s->in[k].convert ? workspace + s->in[k].at : run->in[k];
+        if (s->in[k].convert)
+            cast_all(
+                cpu, s, run,
+                (struct cast_step){
+                    .from = s->dtype, .to = CM_FP32, .x = run->in[k], .y = workspace + s->in[k].at},
+                s->in[k].count);
     }
-    for (unsigned k = 0; k < s->n_out; k++)
-        out[k] =
-            s->operands[s->n_in + k].dtype ? workspace + s->operands[s->n_in + k].at : run->out[k];
-    struct wk_run inner = {
-        .in = in, .out = out, .workspace = workspace + s->inner_at, .err = run->err};
-    enum cm_err code = CM_OK;
-    if (s->inner->run)
-        code = s->inner->run(cpu, s->inner, &inner);
-    else
-        cpu_split(cpu, s->inner, &inner, s->inner->body, s->inner->items, s->inner->unit);
-    for (unsigned k = 0; k < s->n_out && code == CM_OK; k++) {
-        const struct converted *c = &s->operands[s->n_in + k];
-        if (c->dtype)
-            convert(
-                cpu, step, run, c->count,
-                (struct conversion){.from = s->as, .to = c->dtype, .x = out[k], .y = run->out[k]});
+    if (s->inner->run) {
+        enum cm_err code = s->inner->run(cpu, s->inner, &wide);
+        if (code != CM_OK)
+            return code;
+    } else {
+        cpu_split(cpu, s->inner, &wide, s->inner->body, s->inner->items, s->inner->unit);
     }
-    return code;
+    cast_all(cpu, s, run,
+             (struct cast_step){
+                 .from = CM_FP32, .to = s->dtype, .x = workspace + s->out.at, .y = run->out[0]},
+             s->out.count);
+    return CM_OK;
 }
 
-/* ---- preparing ------------------------------------------------------------------------------- */
-
-/* The node as inner sees it: values numbered by operand, facts of the wider type. */
-struct twin {
-    struct wk_node node;
-    struct wk_graph graph;
-    struct wk_call call;
-};
-
-static bool make_twin(struct cpu_prepare *p, enum cm_dtype as, struct twin *t)
-{
-    const struct wk_call *call = p->call;
-    const struct wk_node *node = call->node;
-    size_t n = (size_t)node->n_in + node->n_out;
-    int32_t *indices = wk_arena_take(p->arena, n, sizeof *indices);
-    struct wk_fact *facts = wk_arena_take(p->arena, n, sizeof *facts);
-    struct wk_value *values = wk_arena_take(p->arena, n, sizeof *values);
-    if (!indices || !facts || !values)
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        int32_t value = i < node->n_in ? node->in[i] : node->out[i - node->n_in];
-        indices[i] = value < 0 ? -1 : (int32_t)i;
-        if (value < 0)
-            continue;
-        facts[i] = call->facts[value];
-        values[i] = call->graph->values[value];
-        if (differs(&facts[i], as))
-            facts[i].dtype = as;
-    }
-    t->node = *node;
-    t->node.in = indices;
-    t->node.out = indices + node->n_in;
-    t->graph = (struct wk_graph){.values = values, .n_values = (uint32_t)n};
-    t->call = (struct wk_call){&t->graph, &t->node, facts, call->constants};
-    return true;
-}
-
-static size_t take(struct cpu_prepare *p, size_t bytes)
-{
-    size_t at = p->workspace;
-    p->workspace += (bytes + WK_ALIGN - 1) / WK_ALIGN * WK_ALIGN;
-    return at;
-}
-
-static void plan_operand(struct cpu_prepare *p, int32_t value, bool packed, enum cm_dtype as,
-                         struct converted *ret)
-{
-    if (value < 0 || packed || !differs(&p->call->facts[value], as))
-        return;
-    size_t count = 1;
-    const struct cm_shape *shape = &p->call->facts[value].shape;
-    for (unsigned i = 0; i < shape->rank; i++)
-        count *= (size_t)shape->dims[i];
-    *ret = (struct converted){p->call->facts[value].dtype, count, 0};
-    ret->at = take(p, count * cm_dtype_size(as));
-}
-
-enum cm_err cpu_prepare_widened(struct cpu_prepare *p, cpu_prepare_fn *inner, uint32_t packed,
+enum cm_err cpu_prepare_widened(struct cpu_prepare *p, cpu_prepare_fn *inner,
                                 const struct cpu_step **ret_step)
 {
-    const struct wk_node *node = p->call->node;
-    enum cm_dtype as = arithmetic_of(p->call);
-    struct twin *t = wk_arena_take(p->arena, 1, sizeof *t);
-    struct widen_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1,
-                                         (double)cpu_count(&wk_call_in(p->call, 0)->shape) * 2);
-    if (!s || !t || !make_twin(p, as, t))
-        return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
-    s->operands = wk_arena_take(p->arena, (size_t)node->n_in + node->n_out, sizeof *s->operands);
-    if (!s->operands)
-        return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
+    const struct wk_call *call = p->call;
+    const struct cpu_step *inner_step = NULL;
+    enum cm_err code = inner(p, &inner_step);
+    if (code != CM_OK)
+        return code;
+    struct widen_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1, 0);
+    if (!s)
+        return CM_NOMEM;
+    CM_ASSERT(call->node->n_in <= MAX_WIDENED);
     s->step.run = widen_run;
-    s->as = as;
-    s->n_in = node->n_in;
-    s->n_out = node->n_out;
-    (void)take(p, ((size_t)s->n_in + s->n_out) * sizeof(void *));
-    for (unsigned k = 0; k < s->n_in; k++)
-        plan_operand(p, node->in[k], k < 32 && (packed >> k & 1), as, &s->operands[k]);
-    for (unsigned k = 0; k < s->n_out; k++)
-        plan_operand(p, node->out[k], false, as, &s->operands[s->n_in + k]);
-    struct cpu_prepare within = *p;
-    within.call = &t->call;
-    within.workspace = 0;
-    enum cm_err code = inner(&within, &s->inner);
-    s->inner_at = take(p, within.workspace);
+    s->step.alone = inner_step->alone;
+    s->inner = inner_step;
+    s->dtype = wk_call_in(call, 0)->dtype;
+    s->n_in = call->node->n_in;
+    for (unsigned k = 0; k < s->n_in; k++) {
+        const struct wk_fact *fact = wk_call_in(call, k);
+        if (fact && fact->dtype == s->dtype)
+            s->in[k] = (struct widened){cpu_count(&fact->shape), 0, true};
+        if (s->in[k].convert)
+            s->in[k].at = cpu_take_bytes(p, s->in[k].count * sizeof(float));
+    }
+    s->out.count = cpu_count(&wk_call_out(call)->shape);
+    s->out.at = cpu_take_bytes(p, s->out.count * sizeof(float));
     *ret_step = &s->step;
-    return code;
+    return CM_OK;
 }

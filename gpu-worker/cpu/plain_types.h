@@ -2,7 +2,7 @@
  *
  * X(id, type, sum): the type that sums and products are taken in: modulo 2^64 for integers, whose
  * low bits are the element type's, and double for floating point. FP16 and BF16 are not here: they
- * are converted first (backend_widen.c). */
+ * are converted first (backend_mixed.c). */
 #ifndef GPU_WORKER_CPU_PLAIN_TYPES_H
 #define GPU_WORKER_CPU_PLAIN_TYPES_H
 

@@ -84,10 +84,11 @@ static bool rows_gemm(const struct judge *j)
     return c->rows == WK_ROWS_ROWS && c->shape.rank == 2;
 }
 
-/* A [..., m, k] x B [..., k, n]. The batch may be m of a matrix or a leading axis. */
-static bool rows_matmul(const struct judge *j)
+/* A [..., m, k] x B [..., k, n], B being input at. The batch may be m of a matrix or a leading
+ * axis. */
+static bool rows_matmul(const struct judge *j, unsigned at)
 {
-    const struct wk_fact *a = input(j, 0), *b = input(j, 1);
+    const struct wk_fact *a = input(j, 0), *b = input(j, at);
     unsigned rank = j->out->shape.rank;
     bool a_rows = a->rows == WK_ROWS_ROWS, b_rows = b->rows == WK_ROWS_ROWS;
     if ((a_rows && a->shape.rank < 2) || (b_rows && b->shape.rank < 3))
@@ -103,6 +104,57 @@ static bool rows_matmul(const struct judge *j)
     if (!a_rows)
         return a->shape.rank < 3 || a->shape.rank < b->shape.rank || a->shape.dims[0] == 1;
     return true;
+}
+
+/* Input k does not tell one row from another: it is FREE and one number. */
+static bool is_free_number(const struct judge *j, unsigned k)
+{
+    const struct wk_fact *fact = input(j, k);
+    int64_t count;
+    return !fact || (fact->rows == WK_ROWS_FREE && cm_shape_count(&fact->shape, &count) == CM_OK &&
+                     count == 1);
+}
+
+/* Integer products: zero points and scales of A may be given per row, which then is not free. */
+static bool rows_integer_product(const struct judge *j)
+{
+    bool linear = j->node->op == WK_OP_QLinearMatMul;
+    for (unsigned k = linear ? 1 : 2; k < j->node->n_in; k++) {
+        bool of_a = linear ? k <= 2 : k == 2;
+        if (linear && k == 3)
+            continue;
+        if (of_a ? !is_free_number(j, k) : rows_of(j, k) != WK_ROWS_FREE)
+            return false;
+    }
+    return rows_matmul(j, linear ? 3 : 1);
+}
+
+/* Scales along another axis than the batch, or one for all. */
+static bool rows_quantize(const struct judge *j)
+{
+    unsigned axis;
+    if (rows_of(j, 0) != WK_ROWS_ROWS || !rest_is_free(j, 1) ||
+        wk_node_int(j->node, "block_size", 0) != 0)
+        return false;
+    if (is_free_number(j, 1))
+        return true;
+    return wk_axis(wk_node_int(j->node, "axis", 1), j->out->shape.rank, &axis) && axis != 0;
+}
+
+static bool rows_dft(const struct judge *j)
+{
+    int64_t given;
+    unsigned axis;
+    return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1) &&
+           wk_dft_axis(j->node, j->facts, &given) && wk_axis(given, j->out->shape.rank, &axis) &&
+           axis != 0;
+}
+
+/* The indices of a MaxPool count through the whole batch. */
+static bool rows_max_pool(const struct judge *j)
+{
+    return rows_of(j, 0) == WK_ROWS_ROWS && j->node->out[0] >= 0 &&
+           j->out == &j->facts[j->node->out[0]];
 }
 
 static bool rows_softmax(const struct judge *j)
@@ -256,7 +308,17 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Gemm:
         return rows_gemm(j);
     case WK_OP_MatMul:
-        return rows_matmul(j);
+        return rows_matmul(j, 1);
+    case WK_OP_MatMulInteger:
+    case WK_OP_QLinearMatMul:
+        return rows_integer_product(j);
+    case WK_OP_QuantizeLinear:
+    case WK_OP_DequantizeLinear:
+        return rows_quantize(j);
+    case WK_OP_DFT:
+        return rows_dft(j);
+    case WK_OP_MaxPool:
+        return rows_max_pool(j);
     case WK_OP_Softmax:
     case WK_OP_LogSoftmax:
     case WK_OP_Hardmax:
@@ -312,6 +374,8 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Celu:
     case WK_OP_Clip:
     case WK_OP_Conv:
+    case WK_OP_ConvInteger:
+    case WK_OP_ConvTranspose:
     case WK_OP_Cos:
     case WK_OP_Cosh:
     case WK_OP_Det: /* at least three dimensions: the batch is still there */
@@ -333,10 +397,11 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_LeakyRelu:
     case WK_OP_LRN:
     case WK_OP_Log:
-    case WK_OP_MaxPool:
+    case WK_OP_LpPool:
     case WK_OP_Mish:
     case WK_OP_Neg:
     case WK_OP_Not:
+    case WK_OP_QLinearConv:
     case WK_OP_Reciprocal:
     case WK_OP_Relu:
     case WK_OP_Round:
@@ -349,6 +414,7 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Softplus:
     case WK_OP_Softsign:
     case WK_OP_Sqrt:
+    case WK_OP_STFT:
     case WK_OP_Tan:
     case WK_OP_Tanh:
     case WK_OP_ThresholdedRelu:

@@ -300,18 +300,5 @@ enum cm_err wk_infer_symbolic(struct wk_graph *graph, struct cm_error *err)
 enum cm_err wk_infer_concrete(const struct wk_graph *graph, const struct cm_shape *inputs,
                               struct wk_arena *arena, struct wk_fact *facts, struct cm_error *err)
 {
-    enum cm_err code = infer_all(graph, inputs, arena, facts, false, err);
-    for (uint32_t i = 0; i < graph->n_nodes && code == CM_OK; i++) {
-        struct infer in = {&graph->nodes[i], facts, arena, err};
-        for (unsigned k = 0; k < graph->nodes[i].n_out && code == CM_OK; k++) {
-            const struct wk_fact *out = infer_out(&in, k);
-            bool known = !out || !out->unranked;
-            for (unsigned d = 0; out && d < out->shape.rank; d++)
-                known = known && dim_known(out->shape.dims[d]);
-            if (!known)
-                code = wk_node_fail(err, CM_UNSUPPORTED, in.node,
-                                    "the shape of its output depends on data");
-        }
-    }
-    return code;
+    return infer_all(graph, inputs, arena, facts, false, err);
 }

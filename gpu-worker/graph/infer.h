@@ -29,11 +29,13 @@ bool wk_operand_is_static(const struct wk_node *node, unsigned k);
 /* The node gives its input 0 a new shape and leaves the bytes alone. Decided by the file alone. */
 bool wk_node_is_view(const struct wk_node *node);
 
-/* A window over one or two spatial dimensions, resolved from attributes and shapes. Entry 0 is the
- * height and entry 1 the width; with one spatial dimension the height is 1 throughout. Symbolic
- * sizes give symbolic in, out; pads are then as written. */
+/* A window over one to three spatial dimensions, resolved from attributes and shapes. The entries
+ * are depth, height and width; dimensions that the node lacks are 1 throughout. Symbolic sizes give
+ * symbolic in, out; pads are then as written. */
+#define WK_SPATIAL 3
 struct wk_window {
-    int64_t in[2], out[2], kernel[2], stride[2], dilation[2], pad_begin[2], pad_end[2];
+    int64_t in[WK_SPATIAL], out[WK_SPATIAL], kernel[WK_SPATIAL], stride[WK_SPATIAL];
+    int64_t dilation[WK_SPATIAL], pad_begin[WK_SPATIAL], pad_end[WK_SPATIAL];
 };
 
 /* x is the input [N,C,spatial...]; kernel the last dimensions of the weights, or NULL to take the
@@ -41,6 +43,27 @@ struct wk_window {
 CM_MUST_CHECK enum cm_err wk_window_resolve(const struct wk_node *node, const struct cm_shape *x,
                                             const int64_t *kernel, struct cm_error *err,
                                             struct wk_window *ret_window);
+
+/* The same for ConvTranspose, whose `in` is what it reads and `out` what its windows are scattered
+ * over: pads follow from output_shape or auto_pad where these are given. */
+CM_MUST_CHECK enum cm_err wk_transposed_window_resolve(const struct wk_node *node,
+                                                       const struct cm_shape *x,
+                                                       const int64_t *kernel, struct cm_error *err,
+                                                       struct wk_window *ret_window);
+
+/* How the elements of a QuantizeLinear or DequantizeLinear find their scale: element (o, a, i) of
+ * [outer][n][inner] has scale a, or (o, a / block, i) of [outer][blocks][inner] where it is
+ * blocked. Per tensor there is one. Shapes are concrete, but x may be anything per tensor. */
+struct wk_quant {
+    bool per_tensor, blocked;
+    int64_t outer, n, inner, block, blocks;
+};
+CM_MUST_CHECK enum cm_err wk_quant_resolve(const struct wk_node *node, const struct cm_shape *x,
+                                           const struct cm_shape *scale, struct cm_error *err,
+                                           struct wk_quant *ret_quant);
+
+/* The axis of a DFT as the node gives it; false if it depends on data. */
+bool wk_dft_axis(const struct wk_node *node, const struct wk_fact *facts, int64_t *ret_axis);
 
 /* Start, step and length per axis of a Slice whose facts are concrete. */
 struct wk_slice {

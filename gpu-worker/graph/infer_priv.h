@@ -56,6 +56,11 @@ enum cm_err infer_set_out(struct infer *in, unsigned k, enum cm_dtype dtype,
 enum cm_err infer_elems(struct infer *in, unsigned k, const char *what,
                         const struct wk_elem **ret_elems, unsigned *ret_count);
 
+/* A convolution whose weights and bias are inputs w_at and bias_at (the latter may be missing),
+ * with an output of dtype. */
+enum cm_err infer_conv_at(struct infer *in, unsigned w_at, unsigned bias_at, bool transposed,
+                          enum cm_dtype dtype);
+
 /* Every rule that ops.inc names. */
 #define OP(name, rule, traits, note) enum cm_err infer_##rule(struct infer *in);
 #define VER(name, first, last, min_in, max_in, max_out, attributes)

@@ -306,6 +306,23 @@ static enum cm_err take_tables(struct builder *b)
     return CM_OK;
 }
 
+/* Everything a step needs must be known before it is prepared. */
+static enum cm_err check_settled(const struct builder *b)
+{
+    for (uint32_t i = 0; i < b->graph->n_nodes; i++)
+        for (unsigned k = 0; k < b->graph->nodes[i].n_out; k++) {
+            int32_t value = b->graph->nodes[i].out[k];
+            const struct wk_fact *fact = value < 0 ? NULL : &b->plan->facts[value];
+            bool settled = !fact || !fact->unranked;
+            for (unsigned d = 0; settled && fact && d < fact->shape.rank; d++)
+                settled = fact->shape.dims[d] >= 0;
+            if (!settled)
+                return wk_node_fail(b->err, CM_UNSUPPORTED, &b->graph->nodes[i],
+                                    "the shape of output %u depends on data", k);
+        }
+    return CM_OK;
+}
+
 static enum cm_err build(struct builder *b, const struct cm_shape *inputs)
 {
     struct wk_plan *plan = b->plan;
@@ -316,6 +333,8 @@ static enum cm_err build(struct builder *b, const struct cm_shape *inputs)
     if (!plan->facts)
         return out_of_memory(b);
     code = wk_infer_concrete(b->graph, inputs, &plan->arena, plan->facts, b->err);
+    if (code == CM_OK)
+        code = check_settled(b);
     if (code == CM_OK)
         code = take_tables(b);
     if (code != CM_OK)

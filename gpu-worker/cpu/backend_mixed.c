@@ -1,0 +1,204 @@
+/* CPU backend: nodes in a wider type than their tensors'; see backend_mixed.h.
+ *
+ * The workspace of such a step: the pointers that the inner step sees, the converted operands and
+ * results, the inner step's own workspace. */
+#include "gpu-worker/cpu/backend_mixed.h"
+
+#include "common/check.h"
+#include "gpu-worker/cpu/plain.h"
+
+#include <string.h>
+
+enum { CONVERT_UNIT = 1024 };
+
+/* One operand or result; dtype is NONE where it is used as it lies. */
+struct converted {
+    enum cm_dtype dtype;
+    size_t count, at; /* at: bytes into the workspace */
+};
+
+struct mixed_step {
+    struct cpu_step step;
+    const struct cpu_step *inner;
+    enum cm_dtype as;
+    unsigned n_in, n_out;
+    struct converted *operands; /* inputs, then outputs */
+    size_t inner_at;
+};
+
+/* One conversion, as the threads that share it see it. */
+struct conversion {
+    struct cpu_step step;
+    enum cm_dtype from, to;
+    const char *x;
+    char *y;
+};
+
+static bool is_float(enum cm_dtype dtype)
+{
+    return dtype == CM_FP16 || dtype == CM_BF16 || dtype == CM_FP32 || dtype == CM_FP64;
+}
+
+static enum cm_dtype arithmetic_of(const struct wk_call *call)
+{
+    return wk_call_in(call, 0)->dtype == CM_FP64 ? CM_FP64 : CM_FP32;
+}
+
+static bool differs(const struct wk_fact *fact, enum cm_dtype as)
+{
+    return is_float(fact->dtype) && fact->dtype != as;
+}
+
+bool cpu_is_mixed(const struct cpu_prepare *p)
+{
+    const struct wk_node *node = p->call->node;
+    enum cm_dtype as = arithmetic_of(p->call);
+    for (unsigned k = 0; k < node->n_in; k++)
+        if (node->in[k] >= 0 && differs(&p->call->facts[node->in[k]], as))
+            return true;
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0 && differs(&p->call->facts[node->out[k]], as))
+            return true;
+    return false;
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+static void convert_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                         const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+{
+    const struct conversion *c = (const struct conversion *)step;
+    (void)cpu, (void)run, (void)thread;
+    k_cast(c->from, c->to, c->x + i0 * cm_dtype_size(c->from), c->y + i0 * cm_dtype_size(c->to),
+           i1 - i0);
+}
+
+static void convert(const struct cpu_backend *cpu, const struct cpu_step *step,
+                    const struct wk_run *run, size_t count, struct conversion c)
+{
+    c.step.alone = step->alone;
+    cpu_split(cpu, &c.step, run, convert_body, count, CONVERT_UNIT);
+}
+
+static enum cm_err mixed_run(const struct cpu_backend *cpu, const struct cpu_step *step,
+                             const struct wk_run *run)
+{
+    const struct mixed_step *s = (const struct mixed_step *)step;
+    char *workspace = run->workspace;
+    const void **in = (const void **)(void *)workspace;
+    void **out = (void **)(void *)workspace + s->n_in;
+    for (unsigned k = 0; k < s->n_in; k++) {
+        const struct converted *c = &s->operands[k];
+        in[k] = c->dtype ? workspace + c->at : run->in[k];
+        if (c->dtype)
+            convert(cpu, step, run, c->count,
+                    (struct conversion){
+                        .from = c->dtype, .to = s->as, .x = run->in[k], .y = workspace + c->at});
+    }
+    for (unsigned k = 0; k < s->n_out; k++)
+        out[k] =
+            s->operands[s->n_in + k].dtype ? workspace + s->operands[s->n_in + k].at : run->out[k];
+    struct wk_run inner = {
+        .in = in, .out = out, .workspace = workspace + s->inner_at, .err = run->err};
+    enum cm_err code = CM_OK;
+    if (s->inner->run)
+        code = s->inner->run(cpu, s->inner, &inner);
+    else
+        cpu_split(cpu, s->inner, &inner, s->inner->body, s->inner->items, s->inner->unit);
+    for (unsigned k = 0; k < s->n_out && code == CM_OK; k++) {
+        const struct converted *c = &s->operands[s->n_in + k];
+        if (c->dtype)
+            convert(
+                cpu, step, run, c->count,
+                (struct conversion){.from = s->as, .to = c->dtype, .x = out[k], .y = run->out[k]});
+    }
+    return code;
+}
+
+/* ---- preparing ------------------------------------------------------------------------------- */
+
+/* The node as inner sees it: values numbered by operand, facts of the wider type. */
+struct twin {
+    struct wk_node node;
+    struct wk_graph graph;
+    struct wk_call call;
+};
+
+static bool make_twin(struct cpu_prepare *p, enum cm_dtype as, struct twin *t)
+{
+    const struct wk_call *call = p->call;
+    const struct wk_node *node = call->node;
+    size_t n = (size_t)node->n_in + node->n_out;
+    int32_t *indices = wk_arena_take(p->arena, n, sizeof *indices);
+    struct wk_fact *facts = wk_arena_take(p->arena, n, sizeof *facts);
+    struct wk_value *values = wk_arena_take(p->arena, n, sizeof *values);
+    if (!indices || !facts || !values)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        int32_t value = i < node->n_in ? node->in[i] : node->out[i - node->n_in];
+        indices[i] = value < 0 ? -1 : (int32_t)i;
+        if (value < 0)
+            continue;
+        facts[i] = call->facts[value];
+        values[i] = call->graph->values[value];
+        if (differs(&facts[i], as))
+            facts[i].dtype = as;
+    }
+    t->node = *node;
+    t->node.in = indices;
+    t->node.out = indices + node->n_in;
+    t->graph = (struct wk_graph){.values = values, .n_values = (uint32_t)n};
+    t->call = (struct wk_call){&t->graph, &t->node, facts, call->constants};
+    return true;
+}
+
+static size_t take(struct cpu_prepare *p, size_t bytes)
+{
+    size_t at = p->workspace;
+    p->workspace += (bytes + WK_ALIGN - 1) / WK_ALIGN * WK_ALIGN;
+    return at;
+}
+
+static void plan_operand(struct cpu_prepare *p, int32_t value, bool packed, enum cm_dtype as,
+                         struct converted *ret)
+{
+    if (value < 0 || packed || !differs(&p->call->facts[value], as))
+        return;
+    size_t count = 1;
+    const struct cm_shape *shape = &p->call->facts[value].shape;
+    for (unsigned i = 0; i < shape->rank; i++)
+        count *= (size_t)shape->dims[i];
+    *ret = (struct converted){p->call->facts[value].dtype, count, 0};
+    ret->at = take(p, count * cm_dtype_size(as));
+}
+
+enum cm_err cpu_prepare_mixed(struct cpu_prepare *p, cpu_prepare_fn *inner, uint32_t packed,
+                              const struct cpu_step **ret_step)
+{
+    const struct wk_node *node = p->call->node;
+    enum cm_dtype as = arithmetic_of(p->call);
+    struct twin *t = wk_arena_take(p->arena, 1, sizeof *t);
+    struct mixed_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1,
+                                         (double)cpu_count(&wk_call_in(p->call, 0)->shape) * 2);
+    if (!s || !t || !make_twin(p, as, t))
+        return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
+    s->operands = wk_arena_take(p->arena, (size_t)node->n_in + node->n_out, sizeof *s->operands);
+    if (!s->operands)
+        return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
+    s->step.run = mixed_run;
+    s->as = as;
+    s->n_in = node->n_in;
+    s->n_out = node->n_out;
+    (void)take(p, ((size_t)s->n_in + s->n_out) * sizeof(void *));
+    for (unsigned k = 0; k < s->n_in; k++)
+        plan_operand(p, node->in[k], k < 32 && (packed >> k & 1), as, &s->operands[k]);
+    for (unsigned k = 0; k < s->n_out; k++)
+        plan_operand(p, node->out[k], false, as, &s->operands[s->n_in + k]);
+    struct cpu_prepare within = *p;
+    within.call = &t->call;
+    within.workspace = 0;
+    enum cm_err code = inner(&within, &s->inner);
+    s->inner_at = take(p, within.workspace);
+    *ret_step = &s->step;
+    return code;
+}
