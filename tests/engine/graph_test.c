@@ -265,10 +265,13 @@ static void opsets_and_domains(void **state)
     struct kit_model *m = small();
     (void)state;
     kit_proto(m)->opset_import[0]->version = 99;
-    refuse(m, CM_UNSUPPORTED, "needs opset 99; supported are 6 to 21");
+    refuse(m, CM_UNSUPPORTED, "needs opset 99; supported are 1 to 21");
     m = small();
     kit_proto(m)->opset_import[0]->version = -3;
     refuse(m, CM_UNSUPPORTED, "needs opset -3");
+    m = small();
+    kit_proto(m)->opset_import[0]->version = 5;
+    refuse(m, CM_UNSUPPORTED, "operator Relu of opset 5 is not supported");
     m = small();
     kit_proto(m)->has_ir_version = 0;
     refuse(m, CM_CORRUPT, "ir_version is missing");

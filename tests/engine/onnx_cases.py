@@ -50,7 +50,6 @@ REFUSALS = [
     r"has element type 8: not supported",  # strings
     r"is not a tensor: not supported",  # sequences and optionals
     r"to = 8 is not supported",  # cast to strings
-    r"the model needs opset [1-5];",
     r"Dropout, opset 21\): attribute ratio is not supported",  # a case of opset 11
     r"operator \S+ of opset \d+ is not supported",  # inside expanded functions
     r"must follow from constants and shapes, not from data",  # through operators that are not evaluated yet
