@@ -19,6 +19,15 @@ static double clip(double x, double low, double high)
     return high < t ? high : t;
 }
 
+static double shrink(double x, double lambda, double bias)
+{
+    if (x < -lambda)
+        return x + bias;
+    if (x > lambda)
+        return x - bias;
+    return x == x ? 0.0 : x;
+}
+
 /* log(1 + e^x) without overflow or cancellation. */
 static double softplus(double x)
 {

@@ -16,7 +16,7 @@ struct k_wide_params {
 /* y may be x. */
 typedef void k_wide_fn(const double *x, double *y, size_t n, const struct k_wide_params *params);
 
-/* WIDE(name, expression of x, a, b). NaN gives NaN but where it is said otherwise. */
+/* WIDE(name, expression of x, a, b). NaN gives NaN. */
 #define K_WIDE_FUNCTIONS(WIDE)                                        \
     WIDE(abs, fabs(x))                                                \
     WIDE(neg, -x)                                                     \
@@ -43,18 +43,18 @@ typedef void k_wide_fn(const double *x, double *y, size_t n, const struct k_wide
     WIDE(erf, f64_erf(x))                                             \
     WIDE(sigmoid, f64_sigmoid(x))                                     \
     WIDE(clip, clip(x, a, b)) /* above b it is b, also where b < a */ \
-    WIDE(hard_sigmoid, clip(a *x + b, 0.0, 1.0))                      \
-    WIDE(hard_swish, x *clip(x / 6.0 + 0.5, 0.0, 1.0))                \
+    WIDE(hard_sigmoid, clip(b + a * x, 0.0, 1.0))                     \
+    WIDE(hard_swish, clip(x / 6.0 + 0.5, 0.0, 1.0) * x)               \
     WIDE(relu, x < 0 ? 0.0 : x)                                       \
     WIDE(leaky_relu, x < 0 ? a * x : x)                               \
     WIDE(elu, x < 0 ? a * f64_expm1(x) : x)                           \
-    WIDE(selu, b *(x > 0 ? x : a * f64_expm1(x)))                     \
+    WIDE(selu, (x > 0 ? x : a * f64_expm1(x)) * b)                    \
     WIDE(celu, x < 0 ? a * f64_expm1(x / a) : x)                      \
-    WIDE(thresholded_relu, x > a ? x : 0.0) /* NaN gives 0 */         \
+    WIDE(thresholded_relu, x <= a ? 0.0 : x)                          \
     WIDE(softplus, softplus(x))                                       \
     WIDE(softsign, x / (1.0 + fabs(x)))                               \
-    WIDE(shrink, x<-a ? x + b : x> a ? x - b : 0.0) /* NaN gives 0 */ \
-    WIDE(mish, x *f64_tanh(softplus(x)))                              \
+    WIDE(shrink, shrink(x, a, b))                                     \
+    WIDE(mish, f64_tanh(softplus(x)) * x)                             \
     WIDE(gelu, 0.5 * x * (1.0 + f64_erf(x * 0.70710678118654752)))    \
     WIDE(gelu_tanh, 0.5 * x * (1.0 + f64_tanh(0.79788456080286536 * (x + 0.044715 * (x * x * x)))))
 
