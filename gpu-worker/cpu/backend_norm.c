@@ -58,7 +58,7 @@ void cpu_layout_batch_norm(const struct wk_call *call, unsigned k, struct wk_lay
     if (k == 1)
         *ret_layout =
             (struct wk_layout){CPU_LAYOUT_BATCH_NORM, 2 * channels * sizeof(float), false};
-    else
+    else if (k > 1)
         ret_layout->kind = WK_LAYOUT_NONE;
 }
 
