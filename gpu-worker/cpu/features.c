@@ -61,6 +61,9 @@ unsigned cpu_isa_mask(void)
 {
     static atomic_uint cached; /* 0: not probed; a probed mask is never 0 */
     unsigned mask = atomic_load_explicit(&cached, memory_order_relaxed);
+#ifdef INGOT_SCALAR_ONLY /* the others were not built */
+    mask = 1u << WK_ISA_SCALAR;
+#endif
     if (mask == 0) {
         mask = probe();
         atomic_store_explicit(&cached, mask, memory_order_relaxed);
