@@ -199,6 +199,16 @@ static void pow_integers(enum cm_dtype base, uint64_t *x, const double *exponent
     }
 }
 
+/* An exponent that is a float is taken as one, so that it may have any type without a change. */
+static double pow_narrow(double x, double exponent)
+{
+    float base = (float)x, narrow = (float)exponent, y;
+    if ((double)narrow != exponent && exponent == exponent)
+        return f64_pow(x, exponent);
+    k_f32_pow(&base, 0, &narrow, 0, &y, 1);
+    return y;
+}
+
 static void pow_chunk(enum cm_dtype base, enum cm_dtype exponent, const void *a, size_t step_a,
                       const void *b, size_t step_b, void *y, size_t i, size_t n)
 {
@@ -217,7 +227,7 @@ static void pow_chunk(enum cm_dtype base, enum cm_dtype exponent, const void *a,
     load(base, CM_FP64, a, step_a, i, n, x);
     load(exponent, CM_FP64, b, step_b, i, n, e);
     for (size_t k = 0; k < n; k++)
-        x[k] = f64_pow(x[k], e[k]);
+        x[k] = base == CM_FP64 ? f64_pow(x[k], e[k]) : pow_narrow(x[k], e[k]);
     k_cast(CM_FP64, base, x, out, n);
 }
 

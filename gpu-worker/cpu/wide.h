@@ -78,9 +78,10 @@ typedef void k_clip_fn(const void *x, const void *low, const void *high, void *y
 k_clip_fn *k_integer_clip_for(enum cm_dtype dtype);
 
 /* base to the power exponent in base's type, a signed integer or floating point; exponent may have
- * any numeric type; steps as k_arith_fn. Floating
- * bases: in double, rounded once. Integer bases: whole exponents wrap, negative ones truncate (of 0
- * they give 0, as x / 0 does); with a fraction it is the power of doubles, cast as k_cast does. */
+ * any numeric type; steps as k_arith_fn. FP64: f64_pow; narrower floats: k_f32_pow, or f64_pow
+ * where the exponent is no float, rounded once. Integer bases: whole exponents wrap, negative ones
+ * truncate (of 0 they give 0, as x / 0 does); with a fraction it is the power of doubles, cast as
+ * k_cast does. */
 void k_pow_mixed(enum cm_dtype base, enum cm_dtype exponent, const void *a, size_t step_a,
                  const void *b, size_t step_b, void *y, size_t n);
 

@@ -73,8 +73,8 @@ struct map_node {
         name, 's', 0, 0, value \
     }
 
-/* Runs the node on one and two threads, and with all operands but the first as constants; all must
- * give the same bytes. The output must have the type and shape. */
+/* Runs the node on one and two threads, with scalar kernels, and with all operands but the first as
+ * constants; all must give the same bytes. The output must have the type and shape. */
 struct map_tensor map_run(const struct map_node *node, const struct map_tensor *inputs, int n,
                           enum cm_dtype dtype, struct cm_shape shape);
 
