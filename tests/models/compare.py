@@ -102,6 +102,32 @@ def compare(name, folder, args):
                 raise Failed(f"{what}: {output} differs from ONNX Runtime's")
 
 
+# The outputs that a stream hands to its next chunk's inputs.
+CARRIED = {"silero-v5": {"stateN": "state"}, "silero-v6": {"stateN": "state"},
+           "silero-legacy": {"hn": "h", "cn": "c"}}
+CHUNKS = 12
+
+
+def compare_stream(name, folder):
+    """Chunks of one sound, each engine with its own state: differences must not grow."""
+    model, samples = catalogue.FILES[name], catalogue.silero_shapes(name)[0][1]
+    first = catalogue.silero_inputs(name, 1, samples, 16000, 3)
+    states = {output: numpy.zeros_like(first[given]) for output, given in CARRIED[name].items()}
+    ours, theirs = dict(states), dict(states)
+    whole, worst = catalogue.sound(1, samples * CHUNKS, 3), 0
+    for k in range(CHUNKS):
+        def inputs(state):
+            carried = {given: state[output] for output, given in CARRIED[name].items()}
+            return {**first, "input": whole[:, k * samples:(k + 1) * samples], **carried}
+
+        (theirs,), _ = by_runtime(model, [("", inputs(theirs))], folder)
+        ours = by_ingot(model, inputs(ours), list(theirs), folder)
+        worst = max(worst, *(difference(ours[output], theirs[output], False) for output in theirs))
+        if worst > 1:
+            raise Failed(f"chunk {k} of a stream differs from ONNX Runtime's")
+    print(f"{name}, {CHUNKS} chunks of a stream: {100 * worst:.2f} % of the tolerance", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(catalogue.NAMES)}; default: all")
@@ -115,6 +141,8 @@ def main():
         with tempfile.TemporaryDirectory(prefix="ingot-models-") as folder:
             try:
                 compare(name, pathlib.Path(folder), args)
+                if name in CARRIED:
+                    compare_stream(name, pathlib.Path(folder))
             except Failed as failure:
                 print(f"FAILED {name}: {failure}", flush=True)
                 failed.append(name)
