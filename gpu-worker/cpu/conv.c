@@ -1,7 +1,7 @@
-/* f32 convolutions over NCHW planes: im2col + GEMM for any, direct for depthwise.
+/* f32 convolutions over NCHW planes: im2col + GEMM.
  *
- * Compiled once per instruction set; runs on the caller's thread. Both compute the same chain per
- * output: from the bias over (c, ky, kx), padding taps as fma(weight, +0, t). */
+ * Compiled once per instruction set; runs on the caller's thread. The chain of an output goes from
+ * the bias over (c, ky, kx), padding taps as fma(weight, +0, t). */
 #include "gpu-worker/cpu/gemm.h"
 #include "gpu-worker/cpu/k.h"
 #include "gpu-worker/cpu/kernels.h"
@@ -176,113 +176,5 @@ void K_NAME(f32_conv)(const struct k_conv *c, size_t i0, size_t i1, float *works
             conv_packed(c, g, image, p0, p1, workspace);
         }
         i0 += p1 - p0;
-    }
-}
-
-/* ---- depthwise ---- */
-
-struct dw_band {
-    const struct k_window *w;
-    const struct window_layout *l;
-    const size_t *taps;
-    const float *weight;
-    float bias;
-};
-
-/* R output rows by V vectors of one band; columns is what is left of the output row from out on. */
-K_INLINE void dw_tile(const struct dw_band *d, const float *in, float *out, size_t columns,
-                      const unsigned R, const unsigned V, const unsigned KH, const unsigned KW)
-{
-    size_t row = d->l->row, step = row * d->w->stride_h, down = row * d->w->dilation_h;
-    size_t kh = KH ? KH : d->w->kh, kw = KW ? KW : d->w->kw;
-    const float *weight = d->weight;
-    v c[4][2];
-    K_UNROLL(4)
-    for (unsigned r = 0; r < R; r++) {
-        K_UNROLL(2)
-        for (unsigned j = 0; j < V; j++)
-            c[r][j] = v_set(d->bias);
-    }
-    for (size_t ky = 0; ky < kh; ky++, in += down) {
-        K_UNROLL(5)
-        for (size_t kx = 0; kx < kw; kx++) {
-            v f = v_set(*weight++);
-            const float *p = in + d->taps[kx];
-            K_UNROLL(4)
-            for (unsigned r = 0; r < R; r++) {
-                K_UNROLL(2)
-                for (unsigned j = 0; j < V; j++)
-                    c[r][j] = v_fma(f, v_load(p + r * step + j * VL), c[r][j]);
-            }
-        }
-    }
-    K_UNROLL(4)
-    for (unsigned r = 0; r < R; r++) {
-        K_UNROLL(2)
-        for (unsigned j = 0; j < V; j++)
-            v_storet(out + r * d->w->ow + j * VL, c[r][j], columns - j * VL);
-    }
-}
-
-K_INLINE void dw_rows(const struct dw_band *d, const float *in, float *out, const unsigned R,
-                      const unsigned KH, const unsigned KW)
-{
-    size_t ow = d->w->ow, x = 0;
-    for (; ow - x > VL; x += 2 * VL) {
-        dw_tile(d, in + x, out + x, ow - x, R, 2, KH, KW);
-        if (ow - x <= 2 * VL)
-            return;
-    }
-    if (x < ow)
-        dw_tile(d, in + x, out + x, ow - x, R, 1, KH, KW);
-}
-
-K_INLINE void dw_band_run(const struct dw_band *d, const float *in, float *out, size_t rows,
-                          const unsigned KH, const unsigned KW)
-{
-    size_t step = d->l->row * d->w->stride_h;
-    for (; rows >= 4; rows -= 4, in += 4 * step, out += 4 * d->w->ow)
-        dw_rows(d, in, out, 4, KH, KW);
-    for (; rows > 0; rows--, in += step, out += d->w->ow)
-        dw_rows(d, in, out, 1, KH, KW);
-}
-
-static void dw_band_3x3(const struct dw_band *d, const float *in, float *out, size_t rows)
-{
-    dw_band_run(d, in, out, rows, 3, 3);
-}
-static void dw_band_5x5(const struct dw_band *d, const float *in, float *out, size_t rows)
-{
-    dw_band_run(d, in, out, rows, 5, 5);
-}
-static void dw_band_any(const struct dw_band *d, const float *in, float *out, size_t rows)
-{
-    dw_band_run(d, in, out, rows, 0, 0);
-}
-
-void K_NAME(f32_dwconv)(const struct k_conv *c, size_t i0, size_t i1, float *workspace)
-{
-    const struct k_window *w = &c->win;
-    struct window_layout l;
-    window_layout(w, &l);
-    size_t *taps = (size_t *)(void *)workspace;
-    float *band = workspace + l.tables;
-    struct dw_band d = {.w = w, .l = &l, .taps = taps};
-    bool is3 = w->kh == 3 && w->kw == 3, is5 = w->kh == 5 && w->kw == 5;
-    if (i0 >= i1 || w->oh == 0 || w->ow == 0)
-        return;
-    window_taps(w, &l, taps);
-    for (size_t i = i0; i < i1; i++) {
-        size_t channel = i % c->groups;
-        d.weight = c->weight + channel * w->kh * w->kw;
-        d.bias = c->bias ? c->bias[channel] : 0.0f;
-        for (size_t y0 = 0; y0 < w->oh; y0 += l.band) {
-            size_t y1 = w->oh - y0 < l.band ? w->oh : y0 + l.band;
-            window_fill(w, &l, c->x + i * w->h * w->w, y0, y1, 0.0f, band);
-            float *out = c->y + (i * w->oh + y0) * w->ow;
-            (is3 ? dw_band_3x3 : is5 ? dw_band_5x5 : dw_band_any)(&d, band, out, y1 - y0);
-            if (c->epilogue)
-                epilogue_run(c->epilogue, out, (size_t)(out - c->y), channel, (y1 - y0) * w->ow);
-        }
     }
 }

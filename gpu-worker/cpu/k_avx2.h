@@ -43,6 +43,21 @@ K_INLINE void v_storen(float *p, v x, unsigned n)
     if (n > 8)
         _mm256_maskstore_ps(p + 8, avx2_mask(n - 8), x.hi);
 }
+/* Every second of 32 lanes, a's before b's: from the first, and from the second. */
+K_INLINE __m256 avx2_ordered(__m256 x) /* 0 1 4 5 2 3 6 7, which shuffles of pairs leave behind */
+{
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+}
+K_INLINE v v_evens(v a, v b)
+{
+    return (v){avx2_ordered(_mm256_shuffle_ps(a.lo, a.hi, 0x88)),
+               avx2_ordered(_mm256_shuffle_ps(b.lo, b.hi, 0x88))};
+}
+K_INLINE v v_odds(v a, v b)
+{
+    return (v){avx2_ordered(_mm256_shuffle_ps(a.lo, a.hi, 0xdd)),
+               avx2_ordered(_mm256_shuffle_ps(b.lo, b.hi, 0xdd))};
+}
 /* Lanes whose bit in m is set, the others +0; memory of the others is not touched. v_loadm reads
  * p[lane], v_gather p[index[lane]]. */
 K_INLINE __m256i avx2_bits(unsigned m)

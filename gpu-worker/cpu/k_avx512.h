@@ -25,6 +25,17 @@ K_INLINE void v_storen(float *p, v x, unsigned n)
 {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), x);
 }
+/* Every second of 32 lanes, a's before b's: from the first, and from the second. */
+K_INLINE v v_evens(v a, v b)
+{
+    __m512i i = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, i, b);
+}
+K_INLINE v v_odds(v a, v b)
+{
+    __m512i i = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(a, i, b);
+}
 /* Lanes whose bit in m is set, the others +0; memory of the others is not touched. v_loadm reads
  * p[lane], v_gather p[index[lane]]. */
 K_INLINE v v_loadm(const float *p, unsigned m)

@@ -80,6 +80,9 @@ K_INLINE v v_loadn(const float *p, unsigned n){K_LANE(l < n ? p[l] : 0.0f)} K_IN
     for (unsigned l = 0; l < n; l++)
         p[l] = x.f[l];
 }
+/* Every second of 32 lanes, a's before b's: from the first, and from the second. */
+K_INLINE v v_evens(v a, v b){K_LANE(l < 8 ? a.f[2 * l] : b.f[2 * l - 16])} K_INLINE v
+    v_odds(v a, v b){K_LANE(l < 8 ? a.f[2 * l + 1] : b.f[2 * l - 15])}
 /* Lanes whose bit in m is set, the others +0; memory of the others is not touched. v_loadm reads
  * p[lane], v_gather p[index[lane]]. */
 K_INLINE v v_loadm(const float *p, unsigned m){K_LANE(m >> l & 1 ? p[l] : 0.0f)} K_INLINE v
