@@ -88,6 +88,11 @@ struct wk_backend_ops {
     /* One short line about how a prepared node runs, for people. */
     void (*describe)(const struct wk_backend *backend, const struct wk_call *call,
                      const void *state, char *buffer, size_t size);
+    /* Fills the unknown dimensions of the outputs' facts from the inputs' contents, for operators
+     * whose output size depends on data (NonZero). in has every input's bytes. CM_UNSUPPORTED for
+     * an operator that it does not know how to measure. */
+    enum cm_err (*measure)(const struct wk_backend *backend, const struct wk_call *call,
+                           const void *const *in, struct wk_fact *facts, struct cm_error *err);
 
     /* Runs one node. Errors are for data that the node refuses (an index out of range). */
     enum cm_err (*run)(struct wk_backend *backend, const void *state, const struct wk_run *run);

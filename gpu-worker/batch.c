@@ -19,6 +19,7 @@ void wk_workspace_fini(struct wk_workspace *workspace)
 {
     free(workspace->scratch);
     free(workspace->gather);
+    free(workspace->early);
     *workspace = (struct wk_workspace){0};
 }
 
@@ -115,6 +116,14 @@ enum cm_err wk_loaded_plan(struct wk_loaded *loaded, struct wk_workspace *worksp
     return CM_OK;
 }
 
+static bool is_settled(const struct wk_plan *plan, const struct wk_signature *signature)
+{
+    bool settled = true;
+    for (unsigned i = 0; i < signature->n_outputs; i++)
+        settled = settled && wk_plan_output_is_settled(plan, i);
+    return settled;
+}
+
 /* Lays the plan's outputs into one slab. */
 static enum cm_err lay_outputs(struct wk_run *run, const struct wk_signature *signature,
                                struct cm_error *err)
@@ -180,20 +189,6 @@ static enum cm_err count_rows(struct wk_run *run, struct cm_error *err)
     return any ? CM_OK : cm_fail(err, CM_STALE, "no request of the batch can be read any more");
 }
 
-enum cm_err wk_run_prepare(struct wk_run *run, struct wk_workspace *workspace, struct cm_error *err)
-{
-    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
-    struct cm_shape shapes[WK_MAX_IO];
-    enum cm_err code = count_rows(run, err);
-    if (code != CM_OK)
-        return code;
-    for (unsigned i = 0; i < signature->n_inputs; i++)
-        if (!shape_of_input(run, i, signature->batchable, &shapes[i]))
-            return cm_fail(err, CM_CORRUPT, "requests of different shapes in one batch");
-    code = wk_loaded_plan(run->loaded, workspace, shapes, err, &run->plan);
-    return code == CM_OK ? lay_outputs(run, signature, err) : code;
-}
-
 /* Input i of the whole batch: a single aligned group's own bytes, or a gathered copy at *cursor. */
 static const void *gather_input(const struct wk_run *run, unsigned i, unsigned char **cursor)
 {
@@ -220,6 +215,85 @@ static const void *gather_input(const struct wk_run *run, unsigned i, unsigned c
     return start;
 }
 
+/* Buffers for the outputs that have a size before the run. */
+static enum cm_err reserve_early(struct wk_run *run, struct wk_workspace *workspace,
+                                 void **ret_outputs, struct cm_error *err)
+{
+    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
+    size_t total = 0, offsets[WK_MAX_IO];
+    for (unsigned i = 0; i < signature->n_outputs; i++) {
+        size_t bytes = 0;
+        ret_outputs[i] = NULL;
+        offsets[i] = total;
+        if (wk_plan_output_is_settled(run->plan, i) &&
+            (cm_shape_bytes(wk_plan_output_shape(run->plan, i), wk_plan_output_dtype(run->plan, i),
+                            &bytes) != CM_OK ||
+             !cm_size_align(bytes, WK_ALIGN, &bytes) || !cm_size_add(total, bytes, &total)))
+            return cm_fail(err, CM_LIMIT, "the outputs are too large together");
+    }
+    enum cm_err code =
+        reserve(&workspace->early, &workspace->early_bytes, total ? total : WK_ALIGN);
+    if (code != CM_OK)
+        return cm_fail(err, code, "no memory for the outputs");
+    for (unsigned i = 0; i < signature->n_outputs; i++)
+        if (wk_plan_output_is_settled(run->plan, i))
+            ret_outputs[i] = workspace->early + offsets[i];
+    return CM_OK;
+}
+
+/* Runs a batch whose outputs have no size before. */
+static enum cm_err run_early(struct wk_run *run, struct wk_workspace *workspace,
+                             struct cm_error *err)
+{
+    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
+    const void *inputs[WK_MAX_IO];
+    void *outputs[WK_MAX_IO];
+    unsigned char *cursor = workspace->gather;
+    if (run->early_batch == run->batch)
+        return CM_OK;
+    for (unsigned i = 0; i < signature->n_inputs; i++)
+        inputs[i] = gather_input(run, i, &cursor);
+    enum cm_err code = reserve_early(run, workspace, outputs, err);
+    run->started_ns = cm_now_ns();
+    if (code == CM_OK)
+        code = wk_plan_run(run->plan, inputs, outputs, workspace->scratch, err);
+    if (code == CM_OK)
+        run->early_batch = run->batch;
+    return code;
+}
+
+/* Copies the outputs of an early run into the slab. */
+static enum cm_err give_early(struct wk_run *run, struct wk_workspace *workspace,
+                              const struct wk_slab *slab, struct cm_error *err)
+{
+    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
+    void *outputs[WK_MAX_IO];
+    run->early_batch = 0;
+    enum cm_err code = reserve_early(run, workspace, outputs, err);
+    for (unsigned i = 0; i < signature->n_outputs && code == CM_OK; i++) {
+        const void *from = outputs[i] ? outputs[i] : wk_plan_output_data(run->plan, i);
+        if (run->output_row[i])
+            memcpy(slab->base + run->output_offset[i], from, run->output_row[i]);
+    }
+    return code;
+}
+
+enum cm_err wk_run_prepare(struct wk_run *run, struct wk_workspace *workspace, struct cm_error *err)
+{
+    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
+    struct cm_shape shapes[WK_MAX_IO];
+    enum cm_err code = count_rows(run, err);
+    if (code != CM_OK)
+        return code;
+    for (unsigned i = 0; i < signature->n_inputs; i++)
+        if (!shape_of_input(run, i, signature->batchable, &shapes[i]))
+            return cm_fail(err, CM_CORRUPT, "requests of different shapes in one batch");
+    code = wk_loaded_plan(run->loaded, workspace, shapes, err, &run->plan);
+    if (code == CM_OK && !is_settled(run->plan, signature))
+        code = run_early(run, workspace, err);
+    return code == CM_OK ? lay_outputs(run, signature, err) : code;
+}
+
 enum cm_err wk_run_execute(struct wk_run *run, struct wk_workspace *workspace,
                            const struct wk_slab *slab, uint64_t *ret_started_ns,
                            struct cm_error *err)
@@ -228,6 +302,10 @@ enum cm_err wk_run_execute(struct wk_run *run, struct wk_workspace *workspace,
     const void *inputs[WK_MAX_IO];
     void *outputs[WK_MAX_IO];
     unsigned char *cursor = workspace->gather;
+    if (!is_settled(run->plan, signature)) {
+        *ret_started_ns = run->started_ns;
+        return give_early(run, workspace, slab, err);
+    }
     for (unsigned i = 0; i < signature->n_inputs; i++)
         inputs[i] = gather_input(run, i, &cursor);
     for (unsigned i = 0; i < signature->n_outputs; i++)
@@ -334,7 +412,12 @@ static enum cm_err warm_rows(struct wk_loaded *loaded, struct wk_workspace *work
     if (!warm_shapes(signature, rows, shapes))
         return CM_OK;
     enum cm_err code = wk_loaded_plan(loaded, workspace, shapes, err, &run.plan);
-    if (code != CM_OK || (code = lay_outputs(&run, signature, err)) != CM_OK)
+    if (code != CM_OK)
+        return code;
+    /* What zeros would make of data-dependent shapes warms nothing and may fail. */
+    if (!is_settled(run.plan, signature))
+        return CM_OK;
+    if ((code = lay_outputs(&run, signature, err)) != CM_OK)
         return code;
     unsigned char *slab = NULL;
     if (posix_memalign((void **)&slab, WK_ALIGN, run.slab_bytes ? run.slab_bytes : 1) != 0)

@@ -35,6 +35,8 @@ struct wk_workspace {
     size_t scratch_bytes;
     unsigned char *gather;
     size_t gather_bytes;
+    unsigned char *early; /* settled outputs of a run whose other outputs' sizes depend on data */
+    size_t early_bytes;
 };
 
 void wk_loaded_fini(struct wk_loaded *loaded);
@@ -62,21 +64,26 @@ struct wk_run {
     struct wk_loaded *loaded;
     struct wk_row_group groups[CM_MAX_BATCH_ITEMS];
     unsigned n_groups;
+    uint64_t batch; /* the batch's number, never 0 */
     /* Results of wk_run_prepare. */
     struct wk_plan *plan;
+    uint64_t early_batch; /* the batch that has run already, because its outputs' sizes are data */
+    uint64_t started_ns;  /* when */
     uint32_t rows;
     size_t output_offset[WK_MAX_IO]; /* in the slab */
     size_t output_row[WK_MAX_IO];    /* bytes of one row; the whole output if not batchable */
     size_t slab_bytes;
 };
 
-/* Gives the live groups their rows, checks them against the model, plans, lays out the slab.
- * CM_STALE if no group is left alive. On another error the whole batch fails with err's sentence.
+/* Gives the live groups their rows, checks them against the model, plans, lays out the slab. Where
+ * data decides the outputs' sizes it runs the batch too (once, however often it is asked about the
+ * same batch in a row). CM_STALE if no group is left alive. On another error the whole batch fails
+ * with err's sentence.
  */
 CM_MUST_CHECK enum cm_err wk_run_prepare(struct wk_run *run, struct wk_workspace *workspace,
                                          struct cm_error *err);
 
-/* Gathers and runs into slab. ret_started_ns: after the gathering. */
+/* Gathers and runs into slab, or copies there what has run. ret_started_ns: after the gathering. */
 CM_MUST_CHECK enum cm_err wk_run_execute(struct wk_run *run, struct wk_workspace *workspace,
                                          const struct wk_slab *slab, uint64_t *ret_started_ns,
                                          struct cm_error *err);

@@ -302,6 +302,7 @@ static enum cm_err gather_groups(struct wk_device *device, const struct queued *
     if (!signature->batchable && batch->record.n_items != 1)
         return cm_fail(err, CM_CORRUPT, "the model takes one request at a time");
     run->loaded = loaded;
+    run->batch = batch->record.batch + 1;
     run->n_groups = batch->record.n_items;
     for (unsigned g = 0; g < run->n_groups; g++) {
         run->groups[g] = (struct wk_row_group){.item = item};

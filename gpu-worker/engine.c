@@ -84,9 +84,11 @@ static enum cm_err fill_signature(struct wk_model *model, struct cm_error *err)
     for (unsigned i = 0; i < graph->n_outputs; i++) {
         const struct wk_fact *fact = &graph->facts[graph->outputs[i]];
         signature->outputs[i] = graph->output_info[i];
-        /* The declared shape is a comment; what the graph computes is the truth. */
-        signature->outputs[i].shape = public_shape(&fact->shape);
-        if (fact->dtype != graph->output_info[i].dtype)
+        /* The declared shape is a comment; what the graph computes is the truth, where it is known
+         * before the run. */
+        if (!fact->unranked)
+            signature->outputs[i].shape = public_shape(&fact->shape);
+        if (fact->dtype != CM_DTYPE_NONE && fact->dtype != graph->output_info[i].dtype)
             return cm_fail(err, CM_INVALID, "output \"%s\" is declared as %s but is %s",
                            wk_printable(graph->output_info[i].name, name, sizeof name),
                            cm_dtype_name(graph->output_info[i].dtype), cm_dtype_name(fact->dtype));
@@ -193,6 +195,9 @@ enum cm_err wk_plan_create(struct wk_model *model, const struct cm_shape *inputs
 {
     if (!model->attached)
         return cm_fail(err, CM_PRECONDITION, "the model's weights are not attached");
-    return wk_plan_build(model->engine->backend, &model->graph, &model->weights, model->base,
-                         inputs, err, ret_plan);
+    struct wk_fact facts[WK_MAX_IO] = {0};
+    enum cm_err code = wk_plan_check_inputs(&model->graph, inputs, err, facts);
+    if (code != CM_OK)
+        return code;
+    return wk_plan_build(model->engine->backend, &model->graph, model->base, facts, err, ret_plan);
 }

@@ -123,15 +123,23 @@ CM_MUST_CHECK enum cm_err wk_plan_create(struct wk_model *model, const struct cm
                                          struct cm_error *err, struct wk_plan **ret_plan);
 void wk_plan_destroy(struct wk_plan *plan);
 
-/* Concrete shape and type of output i, valid for the plan's life. */
+/* Shape and type of output i, valid for the plan's life. Where data decides them they are only
+ * right after a run and until the next one: before the first one unknown dimensions are -1. */
 const struct cm_shape *wk_plan_output_shape(const struct wk_plan *plan, unsigned i);
 enum cm_dtype wk_plan_output_dtype(const struct wk_plan *plan, unsigned i);
+
+/* The shape of output i is known before the run, and the caller gives its buffer. Otherwise the
+ * plan makes the tensor in the run, and wk_plan_output_data has its bytes, dense, until the next
+ * run or wk_plan_destroy (NULL for no bytes; it may be an input's or a weight's memory). */
+bool wk_plan_output_is_settled(const struct wk_plan *plan, unsigned i);
+const void *wk_plan_output_data(const struct wk_plan *plan, unsigned i);
 
 /* Bytes that wk_plan_run needs at scratch (activations and kernel workspace). */
 size_t wk_plan_scratch_bytes(const struct wk_plan *plan);
 
-/* Runs. inputs[i] and outputs[i] are WK_ALIGN aligned and hold the planned bytes; scratch is
- * WK_ALIGN aligned with wk_plan_scratch_bytes bytes. Inputs are never written, and may alias
+/* Runs. inputs[i] and outputs[i] are WK_ALIGN aligned and hold the planned bytes (outputs that are
+ * not settled are not looked at); scratch is WK_ALIGN aligned with wk_plan_scratch_bytes bytes. A
+ * run allocates only for nodes whose shapes depend on data. Inputs are never written, and may alias
  * nothing else. Inputs may change while they are read (they live in another process's memory): the
  * results are then meaningless but nothing else breaks; indices taken from tensors are always
  * range-checked. */

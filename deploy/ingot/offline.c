@@ -99,6 +99,8 @@ static enum cm_err make_outputs(const struct wk_signature *signature, const stru
                                 struct cm_error *err, struct ig_tensor *outputs)
 {
     for (unsigned i = 0; i < signature->n_outputs; i++) {
+        if (!wk_plan_output_is_settled(plan, i))
+            continue; /* take_outputs */
         enum cm_err code = ig_tensor_init(&outputs[i], wk_plan_output_dtype(plan, i),
                                           wk_plan_output_shape(plan, i), err);
         if (code != CM_OK)
@@ -107,6 +109,29 @@ static enum cm_err make_outputs(const struct wk_signature *signature, const stru
     }
     return CM_OK;
 }
+
+/* After a run: outputs whose shape the data has decided. */
+static enum cm_err take_outputs(const struct wk_signature *signature, const struct wk_plan *plan,
+                                struct cm_error *err, struct ig_tensor *outputs)
+{
+    for (unsigned i = 0; i < signature->n_outputs; i++) {
+        size_t bytes = 0;
+        if (wk_plan_output_is_settled(plan, i))
+            continue;
+        const struct cm_shape *shape = wk_plan_output_shape(plan, i);
+        enum cm_dtype dtype = wk_plan_output_dtype(plan, i);
+        enum cm_err code = ig_tensor_init(&outputs[i], dtype, shape, err);
+        if (code == CM_OK)
+            code = cm_shape_bytes(shape, dtype, &bytes);
+        if (code != CM_OK)
+            return code;
+        if (bytes)
+            memcpy(outputs[i].data, wk_plan_output_data(plan, i), bytes);
+        memcpy(outputs[i].name, signature->outputs[i].name, sizeof outputs[i].name);
+    }
+    return CM_OK;
+}
+
 _Static_assert(sizeof((struct ig_tensor *)0)->name == WK_MAX_NAME, "names are copied whole");
 
 /* Runs whose nodes are timed: the last ones, so that memory stays small and caches are warm. */

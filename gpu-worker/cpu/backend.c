@@ -20,15 +20,19 @@ struct op_row {
     cpu_prepare_fn *prepare;
     cpu_layout_fn *layout;
     cpu_pack_fn *pack;
+    cpu_measure_fn *measure;
 };
 
 static const struct op_row rows[WK_OP_COUNT] = {
-#define ROW(op, name) [WK_OP_##op] = {#name, cpu_prepare_##name, NULL, NULL},
+#define ROW(op, name) [WK_OP_##op] = {#name, cpu_prepare_##name, NULL, NULL, NULL},
 #define ROW_PACKED(op, name) \
-    [WK_OP_##op] = {#name, cpu_prepare_##name, cpu_layout_##name, cpu_pack_##name},
+    [WK_OP_##op] = {#name, cpu_prepare_##name, cpu_layout_##name, cpu_pack_##name, NULL},
+#define ROW_MEASURED(op, name) \
+    [WK_OP_##op] = {#name, cpu_prepare_##name, NULL, NULL, cpu_measure_##name},
 #include "gpu-worker/cpu/rows.inc"
 #undef ROW
 #undef ROW_PACKED
+#undef ROW_MEASURED
 };
 
 /* ---- helpers of the operators ---------------------------------------------------------------- */
@@ -148,6 +152,16 @@ static void cpu_pack(const struct wk_backend *backend, const struct wk_call *cal
     rows[call->node->op].pack(call, k, ret_bytes);
 }
 
+static enum cm_err cpu_measure(const struct wk_backend *backend, const struct wk_call *call,
+                               const void *const *in, struct wk_fact *facts, struct cm_error *err)
+{
+    (void)backend;
+    if (!rows[call->node->op].measure)
+        return wk_node_fail(err, CM_UNSUPPORTED, call->node,
+                            "its output's shape does not follow from its inputs");
+    return rows[call->node->op].measure(call, in, facts, err);
+}
+
 static enum cm_err cpu_prepare(const struct wk_backend *backend, const struct wk_call *call,
                                struct wk_arena *arena, struct cm_error *err, const void **ret_state,
                                size_t *ret_workspace)
@@ -211,6 +225,7 @@ static const struct wk_backend_ops cpu_ops = {
     .supports = cpu_supports,
     .layout = cpu_layout,
     .pack = cpu_pack,
+    .measure = cpu_measure,
     .prepare = cpu_prepare,
     .describe = cpu_describe,
     .run = cpu_run,

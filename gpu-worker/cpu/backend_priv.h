@@ -53,6 +53,10 @@ typedef enum cm_err cpu_prepare_fn(struct cpu_prepare *p, const struct cpu_step 
 typedef void cpu_layout_fn(const struct wk_call *call, unsigned k, struct wk_layout *ret_layout);
 typedef void cpu_pack_fn(const struct wk_call *call, unsigned k, void *ret_bytes);
 
+/* Fills the unknown dimensions of the outputs in facts from the contents of the inputs. */
+typedef enum cm_err cpu_measure_fn(const struct wk_call *call, const void *const *in,
+                                   struct wk_fact *facts, struct cm_error *err);
+
 /* Layouts of the CPU backend. */
 enum {
     CPU_LAYOUT_PACKED = WK_LAYOUT_OWN, /* B of a product in panels (kernels.h), matrix by matrix */
@@ -103,8 +107,12 @@ struct k_window cpu_window2(const struct wk_window *w);
     cpu_prepare_fn cpu_prepare_##name; \
     cpu_layout_fn cpu_layout_##name;   \
     cpu_pack_fn cpu_pack_##name;
+#define ROW_MEASURED(op, name)         \
+    cpu_prepare_fn cpu_prepare_##name; \
+    cpu_measure_fn cpu_measure_##name;
 #include "gpu-worker/cpu/rows.inc"
 #undef ROW
 #undef ROW_PACKED
+#undef ROW_MEASURED
 
 #endif

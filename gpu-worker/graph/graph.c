@@ -34,6 +34,11 @@ const char *wk_node_string(const struct wk_node *node, const char *name, const c
     return attr ? attr->s : otherwise;
 }
 
+bool wk_node_has_graphs(const struct wk_node *node)
+{
+    return node->op == WK_OP_If || node->op == WK_OP_Loop || node->op == WK_OP_Scan;
+}
+
 bool wk_dims_fit(const struct cm_shape *shape)
 {
     for (unsigned i = 0; i < shape->rank; i++)
@@ -82,6 +87,12 @@ void wk_graph_drop_proto(struct wk_graph *graph)
 
 void wk_graph_fini(struct wk_graph *graph)
 {
+    /* Nesting is bounded by the loader. */
+    for (struct wk_graph *child = graph->child; child;) {
+        struct wk_graph *next = child->sibling;
+        wk_graph_fini(child);
+        child = next;
+    }
     wk_graph_drop_proto(graph);
     wk_arena_fini(&graph->arena);
     *graph = (struct wk_graph){0};

@@ -19,6 +19,8 @@
 #define WK_MAX_VALUES       262144
 #define WK_MAX_NODE_IO      1024
 #define WK_MAX_ATTRS        64
+#define WK_MAX_CAPTURES     8192               /* of one subgraph */
+#define WK_MAX_TRIPS        1000000            /* of one Loop or Scan */
 #define WK_MAX_TRACKED      1024               /* elements of a value known at plan time */
 #define WK_MAX_TENSOR_BYTES ((size_t)1 << 30)  /* of one tensor in a plan */
 #define WK_MAX_DIM          ((int64_t)1 << 30) /* also beside a dimension that is 0 */
@@ -50,6 +52,7 @@ struct wk_op_version {
 #define WK_STATIC(k)      (1u << (k))
 #define WK_STATIC_FROM(k) (0xffffu & ~((1u << (k)) - 1u))
 #define WK_VIEW           (1u << 16)
+#define WK_SHAPE_ONLY     (1u << 17) /* static operands' contents do not matter either */
 uint32_t wk_op_traits(enum wk_op op);
 
 /* ONNX's name of an operator; the reverse gives WK_OP_COUNT for a name outside the table. */
@@ -86,14 +89,19 @@ struct wk_attr {
     const float *floats;
     const char *const *strings;
     const struct wk_const *tensor;
+    struct wk_graph *graph;
+    uint32_t first_capture; /* graph: where its captured values start among the node's inputs */
 };
 
+/* A node with subgraphs (If, Loop, Scan) has the values that they take from outside as further
+ * inputs behind its own, subgraph by subgraph. */
 struct wk_node {
     enum wk_op op;
     uint32_t position; /* in the file, from 0; for messages */
     int32_t opset;
     const char *name; /* may be "" */
     uint16_t n_in, n_out, n_attrs;
+    uint16_t n_given;   /* inputs as the file lists them; n_in counts captured values too */
     const int32_t *in;  /* value indices; -1 for an input that is left out */
     const int32_t *out; /* value indices; -1 for an output that is not wanted */
     const struct wk_attr *attrs;
@@ -144,16 +152,24 @@ struct wk_fact {
     const void *data;
 };
 
+struct wk_weights;
+
+/* A model's graph, or a subgraph of a node of it. The inputs of a subgraph are its formal ones and
+ * then those that it captures from outside; constants from outside are constants in it too. */
 struct wk_graph {
     struct wk_arena arena;
     uint32_t n_values, n_nodes, n_inputs, n_outputs;
+    uint32_t n_formal;          /* of n_inputs */
+    struct wk_graph *child;     /* all subgraphs of all nodes, deepest ones with their parents */
+    struct wk_graph *sibling;   /* the next of the parent's */
+    struct wk_weights *weights; /* set by wk_weights_lay_out */
     struct wk_value *values;
     struct wk_node *nodes; /* in an order in which producers come first; dead ones are gone */
     int32_t *inputs;       /* value of each signature input */
     int32_t *outputs;      /* value of each signature output */
     struct wk_fact *facts; /* symbolic, one per value */
     int32_t *roots;        /* per value: where its bytes are, followed back through views */
-    struct wk_tensor_info *input_info, *output_info; /* as declared in the file */
+    struct wk_tensor_info *input_info, *output_info; /* as declared in the file; not of subgraphs */
     void *proto; /* unpacked file that constants point into; see wk_graph_drop_proto */
     struct wk_arena load_arena; /* data of large constants that passes made; goes with proto */
     /* Files beside the model that constants point into; NULL where it comes without a folder. Goes
@@ -178,6 +194,9 @@ const struct wk_attr *wk_node_attr(const struct wk_node *node, const char *name)
 int64_t wk_node_int(const struct wk_node *node, const char *name, int64_t otherwise);
 float wk_node_float(const struct wk_node *node, const char *name, float otherwise);
 const char *wk_node_string(const struct wk_node *node, const char *name, const char *otherwise);
+
+/* The node runs subgraphs. */
+bool wk_node_has_graphs(const struct wk_node *node);
 
 /* No dimension is above WK_MAX_DIM. An empty tensor may have any others by its bytes alone; sums
  * and windows over dimensions rely on this not to overflow. */

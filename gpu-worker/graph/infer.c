@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "gpu-worker/graph/batch.h"
+#include "gpu-worker/graph/eval.h"
 
 #include <string.h>
 
@@ -53,15 +54,12 @@ bool infer_is_settled(const struct infer *in)
         const struct wk_fact *fact = infer_in(in, k);
         if (!fact)
             continue;
-        if (fact->unranked)
+        if (!wk_fact_is_settled(fact))
             return false;
-        for (unsigned i = 0; i < fact->shape.rank; i++)
-            if (!dim_known(fact->shape.dims[i]))
-                return false;
         bool known = fact->data || fact->elems;
         for (uint32_t i = 0; fact->elems && i < fact->n_elems; i++)
             known = known && fact->elems[i].kind == WK_ELEM_KNOWN;
-        if (wk_operand_is_static(in->node, k) && !known)
+        if (!known && wk_operand_decides(in->node, k))
             return false;
     }
     return true;
@@ -152,9 +150,11 @@ enum cm_err infer_elems(struct infer *in, unsigned k, const char *what,
 {
     const struct wk_fact *fact = infer_in(in, k);
     CM_ASSERT(fact);
-    if (!fact->elems)
+    if (!fact->elems) {
+        in->missing = true;
         return wk_node_fail(in->err, CM_UNSUPPORTED, in->node,
-                            "%s must follow from constants and shapes, not from data", what);
+                            "%s must be int32 or int64, at most %d", what, WK_MAX_TRACKED);
+    }
     *ret_elems = fact->elems;
     *ret_count = fact->n_elems;
     return CM_OK;
@@ -173,7 +173,7 @@ bool wk_axis(int64_t axis, unsigned rank, unsigned *ret_axis)
 bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts)
 {
     for (unsigned k = 0; k < node->n_out; k++)
-        if (node->out[k] >= 0 && !facts[node->out[k]].elems)
+        if (node->out[k] >= 0 && !facts[node->out[k]].elems && !facts[node->out[k]].data)
             return false;
     return true;
 }
@@ -182,6 +182,11 @@ bool wk_operand_is_static(const struct wk_node *node, unsigned k)
 {
     unsigned bit = k < WK_STATIC_BITS ? k : WK_STATIC_BITS - 1;
     return wk_op_traits(node->op) >> bit & 1;
+}
+
+bool wk_operand_decides(const struct wk_node *node, unsigned k)
+{
+    return wk_operand_is_static(node, k) && !(wk_op_traits(node->op) & WK_SHAPE_ONLY);
 }
 
 bool wk_node_is_view(const struct wk_node *node)
@@ -195,33 +200,73 @@ bool wk_node_is_view(const struct wk_node *node)
            ((node->n_in < 3 || node->in[2] < 0) && wk_dropout_is_identity(node, NULL));
 }
 
-/* ---- the walk -------------------------------------------------------------------------------- */
+/* ---- contents ---------------------------------------------------------------------------------
+ */
 
-static enum cm_err constant_fact(const struct wk_const *constant, struct wk_arena *arena,
-                                 struct cm_error *err, struct wk_fact *ret)
+bool wk_fact_is_settled(const struct wk_fact *fact)
+{
+    bool settled = !fact->unranked && fact->dtype != CM_DTYPE_NONE;
+    for (unsigned i = 0; settled && i < fact->shape.rank; i++)
+        settled = dim_known(fact->shape.dims[i]);
+    return settled;
+}
+
+enum cm_err wk_fact_know(struct wk_fact *fact, const void *data, struct wk_arena *arena,
+                         struct cm_error *err)
 {
     int64_t count;
-    *ret = (struct wk_fact){.dtype = constant->dtype, .shape = constant->shape};
-    if (constant->bytes <= WK_SMALL_CONST_BYTES)
-        ret->data = constant->data;
-    if (!infer_is_tracked_type(constant->dtype) ||
-        cm_shape_count(&constant->shape, &count) != CM_OK || count > WK_MAX_TRACKED)
+    fact->data = data;
+    if (fact->elems || !infer_is_tracked_type(fact->dtype) ||
+        cm_shape_count(&fact->shape, &count) != CM_OK || count > WK_MAX_TRACKED)
         return CM_OK;
     struct wk_elem *elems = wk_arena_take(arena, (size_t)count, sizeof *elems);
     if (!elems)
         return cm_fail(err, CM_NOMEM, "out of memory");
     for (int64_t i = 0; i < count; i++) {
         int32_t narrow;
-        if (constant->dtype == CM_INT64) {
-            memcpy(&elems[i].v, (const char *)constant->data + 8 * i, 8);
+        if (fact->dtype == CM_INT64) {
+            memcpy(&elems[i].v, (const char *)data + 8 * i, 8);
         } else {
-            memcpy(&narrow, (const char *)constant->data + 4 * i, 4);
+            memcpy(&narrow, (const char *)data + 4 * i, 4);
             elems[i].v = narrow;
         }
     }
-    ret->n_elems = (uint32_t)count;
-    ret->elems = elems;
+    fact->n_elems = (uint32_t)count;
+    fact->elems = elems;
     return CM_OK;
+}
+
+const void *wk_fact_contents(const struct wk_fact *fact, struct wk_arena *arena, bool *ret_known)
+{
+    *ret_known = fact->data || fact->elems;
+    for (uint32_t i = 0; fact->elems && i < fact->n_elems; i++)
+        *ret_known = *ret_known && fact->elems[i].kind == WK_ELEM_KNOWN;
+    if (fact->data || !*ret_known)
+        return fact->data;
+    char *data = wk_arena_take(arena, fact->n_elems, cm_dtype_size(fact->dtype));
+    for (uint32_t i = 0; data && i < fact->n_elems; i++) {
+        int32_t narrow = (int32_t)fact->elems[i].v;
+        if (fact->dtype == CM_INT64)
+            memcpy(data + 8 * (size_t)i, &fact->elems[i].v, 8);
+        else
+            memcpy(data + 4 * (size_t)i, &narrow, 4);
+    }
+    return data;
+}
+
+/* ---- the walk ---------------------------------------------------------------------------------
+ */
+
+static enum cm_err constant_fact(const struct wk_const *constant, struct wk_arena *arena,
+                                 struct cm_error *err, struct wk_fact *ret)
+{
+    *ret = (struct wk_fact){.dtype = constant->dtype, .shape = constant->shape};
+    if (constant->bytes > WK_SMALL_CONST_BYTES)
+        return CM_OK;
+    enum cm_err code = wk_fact_know(ret, constant->data, arena, err);
+    if (!ret->data)
+        ret->data = ""; /* no bytes, but known */
+    return code;
 }
 
 /* Every tensor's size is checked where it is inferred, so that later arithmetic cannot overflow. */
@@ -229,7 +274,7 @@ static enum cm_err check_outputs(struct infer *in)
 {
     for (unsigned k = 0; k < in->node->n_out; k++) {
         const struct wk_fact *out = infer_out(in, k);
-        if (!out)
+        if (!out || (out->unranked && out->dtype == CM_DTYPE_NONE))
             continue;
         struct cm_shape shape = out->shape;
         size_t bytes;
@@ -249,56 +294,83 @@ static enum cm_err check_outputs(struct infer *in)
     return CM_OK;
 }
 
-static enum cm_err infer_node(struct infer *in)
+/* A rule needs ranks; and where contents decide an output, more than the rank may be missing. */
+static void leave_for_later(struct infer *in)
 {
-    CM_ASSERT(rules[in->node->op]);
-    enum cm_err code = rules[in->node->op](in);
-    return code == CM_OK ? check_outputs(in) : code;
+    const struct wk_fact *first = infer_in(in, 0);
+    for (unsigned k = 0; k < in->node->n_out; k++)
+        (void)infer_later(in, k, first ? first->dtype : CM_DTYPE_NONE, -1);
 }
 
-static enum cm_err infer_all(const struct wk_graph *graph, const struct cm_shape *inputs,
-                             struct wk_arena *arena, struct wk_fact *facts, bool rows,
-                             struct cm_error *err)
+static bool has_unranked_input(const struct infer *in)
 {
+    for (unsigned k = 0; k < in->node->n_in; k++)
+        if (infer_in(in, k) && infer_in(in, k)->unranked)
+            return true;
+    return false;
+}
+
+enum cm_err wk_infer_node(const struct wk_walk *walk, const struct wk_node *node)
+{
+    struct infer in = {node, walk->facts, walk->arena, walk->err, walk, false};
+    CM_ASSERT(rules[node->op]);
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0)
+            walk->facts[node->out[k]] = (struct wk_fact){0};
+    /* Subgraphs take what they get. */
+    if (has_unranked_input(&in) && !wk_node_has_graphs(node)) {
+        for (unsigned k = 0; k < node->n_out; k++)
+            (void)infer_later(&in, k, CM_DTYPE_NONE, -1);
+        return CM_OK;
+    }
+    enum cm_err code = rules[node->op](&in);
+    if (code == CM_UNSUPPORTED && in.missing) {
+        leave_for_later(&in);
+        code = CM_OK;
+    }
+    return code == CM_OK ? check_outputs(&in) : code;
+}
+
+enum cm_err wk_infer_graph(const struct wk_walk *walk, const struct wk_fact *inputs)
+{
+    const struct wk_graph *graph = walk->graph;
     for (uint32_t i = 0; i < graph->n_values; i++) {
         const struct wk_value *value = &graph->values[i];
         if (value->constant) {
-            enum cm_err code = constant_fact(value->constant, arena, err, &facts[i]);
+            enum cm_err code =
+                constant_fact(value->constant, walk->arena, walk->err, &walk->facts[i]);
             if (code != CM_OK)
                 return code;
         } else if (value->input >= 0) {
-            facts[i] = (struct wk_fact){.dtype = graph->input_info[value->input].dtype,
-                                        .shape = inputs[value->input],
-                                        .rows = rows ? WK_ROWS_ROWS : WK_ROWS_FREE};
+            walk->facts[i] = inputs[value->input];
         }
     }
     for (uint32_t i = 0; i < graph->n_nodes; i++) {
-        struct infer in = {&graph->nodes[i], facts, arena, err};
-        enum cm_err code = infer_node(&in);
+        enum cm_err code = wk_infer_node(walk, &graph->nodes[i]);
+        if (code == CM_OK && walk->backend)
+            code = wk_eval_known(walk, &graph->nodes[i]);
         if (code != CM_OK)
             return code;
-        if (rows)
-            wk_batch_node(&graph->nodes[i], facts);
+        if (walk->rows)
+            wk_batch_node(&graph->nodes[i], walk->facts);
     }
     return CM_OK;
 }
 
 enum cm_err wk_infer_symbolic(struct wk_graph *graph, struct cm_error *err)
 {
-    struct cm_shape inputs[WK_MAX_IO];
+    struct wk_fact inputs[WK_MAX_IO] = {0};
     bool rows = graph->n_inputs > 0;
     for (uint32_t i = 0; i < graph->n_inputs; i++) {
-        inputs[i] = graph->input_info[i].shape;
-        if (inputs[i].rank == 0 || inputs[i].dims[0] >= 0)
+        inputs[i].dtype = graph->input_info[i].dtype;
+        inputs[i].shape = graph->input_info[i].shape;
+        if (inputs[i].shape.rank == 0 || inputs[i].shape.dims[0] >= 0)
             rows = false;
     }
-    for (uint32_t i = 0; i < graph->n_inputs && rows; i++)
-        inputs[i].dims[0] = WK_DIM_BATCH;
-    return infer_all(graph, inputs, &graph->arena, graph->facts, rows, err);
-}
-
-enum cm_err wk_infer_concrete(const struct wk_graph *graph, const struct cm_shape *inputs,
-                              struct wk_arena *arena, struct wk_fact *facts, struct cm_error *err)
-{
-    return infer_all(graph, inputs, arena, facts, false, err);
+    for (uint32_t i = 0; i < graph->n_inputs && rows; i++) {
+        inputs[i].shape.dims[0] = WK_DIM_BATCH;
+        inputs[i].rows = WK_ROWS_ROWS;
+    }
+    struct wk_walk walk = {graph, graph->facts, &graph->arena, err, NULL, true, rows};
+    return wk_infer_graph(&walk, inputs);
 }

@@ -1,23 +1,49 @@
 /* Shape inference, and evaluation of what shapes alone decide.
  *
- * The same code runs twice: at load with symbolic dimensions (WK_DIM_ANY, WK_DIM_BATCH), which
- * checks the model and feeds the batch proof, and per plan with concrete ones. Pure but for the
- * arena; the owner's thread. */
+ * The same rules run three times: at load with symbolic dimensions (WK_DIM_ANY, WK_DIM_BATCH),
+ * which checks the model and feeds the batch proof; per plan with concrete input shapes; and in the
+ * run for nodes whose shapes depend on data (graph/late.h). The owner's thread. */
 #ifndef GPU_WORKER_GRAPH_INFER_H
 #define GPU_WORKER_GRAPH_INFER_H
 
 #include "gpu-worker/graph/graph.h"
 
+struct wk_backend;
+
+/* One walk over a graph. Element lists and contents live in arena. */
+struct wk_walk {
+    const struct wk_graph *graph;
+    struct wk_fact *facts; /* one per value */
+    struct wk_arena *arena;
+    struct cm_error *err;
+    struct wk_backend *backend; /* not NULL: small nodes whose inputs are known are run at once */
+    bool symbolic;              /* at load: subgraphs keep their facts */
+    bool rows;                  /* follow the batch (graph/batch.h) */
+};
+
+/* Facts of every value; facts must be zeroed. inputs has the facts of the graph's inputs, with
+ * contents where they are known. */
+CM_MUST_CHECK enum cm_err wk_infer_graph(const struct wk_walk *walk, const struct wk_fact *inputs);
+
+/* Facts of one node's outputs from those of its inputs: forgets what was known about the outputs.
+ * CM_INVALID where the shapes do not fit, CM_LIMIT for a tensor over WK_MAX_TENSOR_BYTES. */
+CM_MUST_CHECK enum cm_err wk_infer_node(const struct wk_walk *walk, const struct wk_node *node);
+
 /* Fills graph->facts with symbolic dimensions. Where every input's first dimension is free it is
  * taken as the batch and rows are followed. Errors as wk_model_parse. */
 CM_MUST_CHECK enum cm_err wk_infer_symbolic(struct wk_graph *graph, struct cm_error *err);
 
-/* Facts of every value for concrete input shapes. facts has graph->n_values zeroed entries; element
- * lists live in arena. CM_INVALID where the shapes do not fit, CM_LIMIT for a tensor over
- * WK_MAX_TENSOR_BYTES. */
-CM_MUST_CHECK enum cm_err wk_infer_concrete(const struct wk_graph *graph,
-                                            const struct cm_shape *inputs, struct wk_arena *arena,
-                                            struct wk_fact *facts, struct cm_error *err);
+/* The fact has its type, its rank and all its dimensions. */
+bool wk_fact_is_settled(const struct wk_fact *fact);
+
+/* Takes up the contents of a value: data must stay valid as long as the fact. Integers are listed
+ * as elements too, if they are not too many. CM_NOMEM only. */
+CM_MUST_CHECK enum cm_err wk_fact_know(struct wk_fact *fact, const void *data,
+                                       struct wk_arena *arena, struct cm_error *err);
+
+/* The dense bytes of a value whose contents are known, written into arena if need be; NULL when
+ * memory is out, or with *ret_known false where they are not known. */
+const void *wk_fact_contents(const struct wk_fact *fact, struct wk_arena *arena, bool *ret_known);
 
 /* The node's outputs are all known without running it. */
 bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts);
@@ -25,6 +51,9 @@ bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts);
 /* The node's input k is only looked at when a plan is made (shapes, axes, bounds): it needs no
  * memory at run time. */
 bool wk_operand_is_static(const struct wk_node *node, unsigned k);
+
+/* The contents of the node's input k decide shapes. */
+bool wk_operand_decides(const struct wk_node *node, unsigned k);
 
 /* The node gives its input 0 a new shape and leaves the bytes alone. Decided by the file alone. */
 bool wk_node_is_view(const struct wk_node *node);

@@ -9,6 +9,8 @@ struct infer {
     struct wk_fact *facts; /* of all values */
     struct wk_arena *arena;
     struct cm_error *err;
+    const struct wk_walk *walk;
+    bool missing; /* a rule asked for contents that are not known yet: set by infer_elems */
 };
 
 typedef enum cm_err infer_fn(struct infer *in);
@@ -51,8 +53,9 @@ enum cm_err infer_later(struct infer *in, unsigned k, enum cm_dtype dtype, int r
 enum cm_err infer_set_out(struct infer *in, unsigned k, enum cm_dtype dtype,
                           const struct cm_shape *shape);
 
-/* All elements of input k as integers. CM_UNSUPPORTED if its contents are not known before the
- * run; elements may be symbolic. */
+/* All elements of input k as integers; they may be symbolic. Where its contents are not known yet
+ * the rule must return what this returns: the walk then leaves all outputs for later, with the type
+ * of input 0 and no rank. */
 enum cm_err infer_elems(struct infer *in, unsigned k, const char *what,
                         const struct wk_elem **ret_elems, unsigned *ret_count);
 

@@ -26,6 +26,10 @@ struct named {
 struct loader {
     struct wk_graph *graph;
     const Onnx__GraphProto *proto;
+    const struct loader *parent; /* of a subgraph: where its captured names are defined */
+    const char **captured;       /* of a subgraph: sorted */
+    size_t n_captured;
+    size_t *total_nodes; /* of the whole file so far */
     int64_t opset;
     struct named *names; /* sorted once complete */
     uint32_t n_names;
@@ -135,6 +139,53 @@ static enum cm_err add_initializers(struct loader *loader)
     return sort_names(loader);
 }
 
+/* Formal inputs of a subgraph: what they declare is a comment, the caller decides. */
+static enum cm_err add_formal_inputs(struct loader *loader)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    struct wk_graph *graph = loader->graph;
+    uint32_t n_initializers = loader->n_names;
+    enum cm_err code = CM_OK;
+    for (size_t i = 0; i < proto->n_input && code == CM_OK; i++) {
+        const char *name = text_or_empty(proto->input[i]->name);
+        if (find_in(loader->names, n_initializers, name))
+            continue;
+        graph->inputs[graph->n_inputs] = (int32_t)graph->n_values;
+        code = add_value(loader, name,
+                         (struct wk_value){.input = (int32_t)graph->n_inputs++, .producer = -1});
+    }
+    graph->n_formal = graph->n_inputs;
+    return code;
+}
+
+/* Values from outside: constants stay constants, the others become inputs behind the formal ones;
+ * ret_from has where each of these comes from in the parent. */
+static enum cm_err add_captured(struct loader *loader, const struct wk_node *node,
+                                int32_t *ret_from)
+{
+    struct wk_graph *graph = loader->graph;
+    char printable[96];
+    for (size_t i = 0; i < loader->n_captured; i++) {
+        const char *name = loader->captured[i];
+        int32_t from = find_value(loader->parent, name);
+        if (from < 0)
+            return wk_node_fail(loader->err, CM_INVALID, node,
+                                "a subgraph of it uses \"%s\", which nothing defines",
+                                wk_printable(name, printable, sizeof printable));
+        struct wk_value value = {.input = -1, .producer = -1};
+        value.constant = loader->parent->graph->values[from].constant;
+        if (!value.constant) {
+            value.input = (int32_t)graph->n_inputs;
+            ret_from[graph->n_inputs - graph->n_formal] = from;
+            graph->inputs[graph->n_inputs++] = (int32_t)graph->n_values;
+        }
+        enum cm_err code = add_value(loader, name, value);
+        if (code != CM_OK)
+            return code;
+    }
+    return CM_OK;
+}
+
 static enum cm_err add_inputs(struct loader *loader)
 {
     const Onnx__GraphProto *proto = loader->proto;
@@ -160,6 +211,7 @@ static enum cm_err add_inputs(struct loader *loader)
         if (code != CM_OK)
             return code;
     }
+    graph->n_formal = graph->n_inputs;
     return CM_OK;
 }
 
@@ -206,7 +258,7 @@ static enum cm_err read_node(struct loader *loader, const Onnx__NodeProto *proto
     if (proto->n_output < 1 || proto->n_output > version->max_out)
         return wk_node_fail(loader->err, CM_INVALID, node, "%zu outputs, must be 1 to %u",
                             proto->n_output, version->max_out);
-    node->n_in = (uint16_t)proto->n_input;
+    node->n_in = node->n_given = (uint16_t)proto->n_input;
     node->n_out = (uint16_t)proto->n_output;
     node->in = in;
     node->out = out;
@@ -252,6 +304,9 @@ static enum cm_err add_nodes(struct loader *loader)
     return sort_names(loader);
 }
 
+static enum cm_err load_subgraphs(struct loader *loader, struct wk_node *node,
+                                  const Onnx__NodeProto *proto);
+
 /* Inputs can be resolved once every name is known: files need not be in order. */
 static enum cm_err resolve_inputs(struct loader *loader)
 {
@@ -275,6 +330,27 @@ static enum cm_err resolve_inputs(struct loader *loader)
         for (unsigned k = 0; k < version->min_in; k++)
             if (in[k] < 0)
                 return wk_node_fail(loader->err, CM_INVALID, node, "input %u must not be empty", k);
+        enum cm_err code = load_subgraphs(loader, node, proto);
+        if (code != CM_OK)
+            return code;
+    }
+    return CM_OK;
+}
+
+/* Outputs of a subgraph: any value, any number of times. */
+static enum cm_err resolve_body_outputs(struct loader *loader, const struct wk_node *node)
+{
+    const Onnx__GraphProto *proto = loader->proto;
+    struct wk_graph *graph = loader->graph;
+    char printable[96];
+    for (size_t i = 0; i < proto->n_output; i++) {
+        const char *name = text_or_empty(proto->output[i]->name);
+        graph->outputs[i] = find_value(loader, name);
+        if (graph->outputs[i] < 0)
+            return wk_node_fail(loader->err, CM_INVALID, node,
+                                "output \"%s\" of a subgraph is produced by no node",
+                                wk_printable(name, printable, sizeof printable));
+        graph->n_outputs++;
     }
     return CM_OK;
 }
@@ -460,12 +536,18 @@ out:
 static enum cm_err check_size(struct loader *loader)
 {
     const Onnx__GraphProto *proto = loader->proto;
-    size_t values = proto->n_initializer + proto->n_input;
+    size_t values = proto->n_initializer + proto->n_input + loader->n_captured;
+    size_t n_inputs = loader->parent ? proto->n_input + loader->n_captured : WK_MAX_IO;
+    size_t n_outputs = loader->parent ? proto->n_output : WK_MAX_IO;
     if (proto->n_sparse_initializer)
         return cm_fail(loader->err, CM_UNSUPPORTED, "sparse initializers are not supported");
-    if (proto->n_node > WK_MAX_NODES)
+    if (proto->n_node > WK_MAX_NODES || (*loader->total_nodes += proto->n_node) > WK_MAX_NODES)
         return cm_fail(loader->err, CM_LIMIT, "the model has %zu nodes, at most %d are supported",
-                       proto->n_node, WK_MAX_NODES);
+                       *loader->total_nodes > proto->n_node ? *loader->total_nodes : proto->n_node,
+                       WK_MAX_NODES);
+    if (loader->parent && (proto->n_input > WK_MAX_NODE_IO || proto->n_output > WK_MAX_NODE_IO ||
+                           loader->n_captured > WK_MAX_CAPTURES))
+        return cm_fail(loader->err, CM_LIMIT, "a subgraph has too many inputs or outputs");
     for (size_t i = 0; i < proto->n_node; i++) {
         if (proto->node[i]->n_input > WK_MAX_NODE_IO || proto->node[i]->n_output > WK_MAX_NODE_IO)
             return cm_fail(loader->err, CM_LIMIT, "node number %zu has more than %d inputs", i,
@@ -480,8 +562,8 @@ static enum cm_err check_size(struct loader *loader)
     graph->facts = wk_arena_take(arena, values, sizeof *graph->facts);
     graph->roots = wk_arena_take(arena, values, sizeof *graph->roots);
     graph->nodes = wk_arena_take(arena, proto->n_node + 1, sizeof *graph->nodes);
-    graph->inputs = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->inputs);
-    graph->outputs = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->outputs);
+    graph->inputs = wk_arena_take(arena, n_inputs, sizeof *graph->inputs);
+    graph->outputs = wk_arena_take(arena, n_outputs, sizeof *graph->outputs);
     graph->input_info = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->input_info);
     graph->output_info = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->output_info);
     loader->names = malloc((values + 1) * sizeof *loader->names);
@@ -508,6 +590,181 @@ enum cm_err wk_graph_settle(struct wk_graph *graph, struct cm_error *err)
     return wk_infer_symbolic(graph, err);
 }
 
+/* ---- subgraphs ------------------------------------------------------------------------------- */
+
+/* A list of names that grows; its strings belong to the unpacked file. */
+struct list {
+    const char **names;
+    size_t n, room;
+};
+
+static bool list_add(struct list *list, const char *name)
+{
+    if (list->n == list->room) {
+        size_t room = list->room ? list->room * 2 : 64;
+        const char **grown = realloc(list->names, room * sizeof *grown);
+        if (!grown)
+            return false;
+        list->names = grown;
+        list->room = room;
+    }
+    list->names[list->n++] = name;
+    return true;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static void sort_list(struct list *list)
+{
+    if (list->n)
+        qsort(list->names, list->n, sizeof *list->names, by_text);
+}
+
+static bool collect_captured(const Onnx__GraphProto *proto, struct list *ret);
+
+static bool collect_used(const Onnx__GraphProto *proto, struct list *used)
+{
+    bool fine = true;
+    for (size_t i = 0; i < proto->n_output; i++)
+        fine = fine && list_add(used, text_or_empty(proto->output[i]->name));
+    for (size_t i = 0; i < proto->n_node; i++) {
+        const Onnx__NodeProto *node = proto->node[i];
+        for (size_t k = 0; k < node->n_input; k++)
+            fine = fine && (!node->input[k][0] || list_add(used, node->input[k]));
+        for (size_t k = 0; k < node->n_attribute && fine; k++)
+            if (node->attribute[k]->g)
+                fine = collect_captured(node->attribute[k]->g, used);
+    }
+    return fine;
+}
+
+static bool collect_defined(const Onnx__GraphProto *proto, struct list *defined)
+{
+    bool fine = true;
+    for (size_t i = 0; i < proto->n_input; i++)
+        fine = fine && list_add(defined, text_or_empty(proto->input[i]->name));
+    for (size_t i = 0; i < proto->n_initializer; i++)
+        fine = fine && list_add(defined, text_or_empty(proto->initializer[i]->name));
+    for (size_t i = 0; i < proto->n_node; i++)
+        for (size_t k = 0; k < proto->node[i]->n_output; k++)
+            fine = fine && list_add(defined, proto->node[i]->output[k]);
+    return fine;
+}
+
+/* Appends the names that a subgraph, or one inside it, uses and does not define; each once. Depth
+ * is bounded by the wire check. False when memory is out. */
+static bool collect_captured(const Onnx__GraphProto *proto, struct list *ret)
+{
+    struct list used = {0}, defined = {0};
+    bool fine = collect_used(proto, &used) && collect_defined(proto, &defined);
+    sort_list(&used);
+    sort_list(&defined);
+    for (size_t i = 0, d = 0; i < used.n && fine; i++) {
+        if (i && strcmp(used.names[i - 1], used.names[i]) == 0)
+            continue;
+        while (d < defined.n && strcmp(defined.names[d], used.names[i]) < 0)
+            d++;
+        if (d == defined.n || strcmp(defined.names[d], used.names[i]) != 0)
+            fine = list_add(ret, used.names[i]);
+    }
+    free(used.names);
+    free(defined.names);
+    return fine;
+}
+
+static enum cm_err fill_subgraph(struct loader *loader, const struct wk_node *node, int32_t *from)
+{
+    enum cm_err code = check_size(loader);
+    if (code == CM_OK)
+        code = add_initializers(loader);
+    if (code == CM_OK)
+        code = add_formal_inputs(loader);
+    if (code == CM_OK)
+        code = add_captured(loader, node, from);
+    if (code == CM_OK)
+        code = add_nodes(loader);
+    if (code == CM_OK)
+        code = resolve_inputs(loader);
+    if (code == CM_OK)
+        code = resolve_body_outputs(loader, node);
+    if (code == CM_OK)
+        code = order_nodes(loader);
+    if (code == CM_OK)
+        find_roots(loader->graph);
+    return code;
+}
+
+/* One subgraph. ret_from gets the captured values' numbers in the parent, to be freed. */
+static enum cm_err load_subgraph(struct loader *parent, const struct wk_node *node,
+                                 const Onnx__GraphProto *proto, struct wk_graph **ret_graph,
+                                 int32_t **ret_from)
+{
+    struct list captured = {0};
+    struct wk_graph *graph = wk_arena_take(&parent->graph->arena, 1, sizeof *graph);
+    enum cm_err code = CM_OK;
+    if (!graph || !collect_captured(proto, &captured) ||
+        !(*ret_from = malloc((captured.n + 1) * sizeof **ret_from))) {
+        free(captured.names);
+        return out_of_memory(parent);
+    }
+    sort_list(&captured);
+    graph->sibling = parent->graph->child;
+    parent->graph->child = graph;
+    struct loader loader = {.graph = graph,
+                            .proto = proto,
+                            .parent = parent,
+                            .captured = captured.names,
+                            .n_captured = captured.n,
+                            .total_nodes = parent->total_nodes,
+                            .opset = parent->opset,
+                            .err = parent->err};
+    code = fill_subgraph(&loader, node, *ret_from);
+    free(loader.names);
+    free(captured.names);
+    *ret_graph = graph;
+    return code;
+}
+
+/* Appends what a subgraph captures to its node's inputs. */
+static enum cm_err append_inputs(struct loader *loader, struct wk_node *node, const int32_t *from,
+                                 uint32_t count)
+{
+    if (node->n_in + count > WK_MAX_NODE_IO + 2 * WK_MAX_CAPTURES)
+        return wk_node_fail(loader->err, CM_LIMIT, node, "its subgraphs use too many values");
+    int32_t *in = wk_arena_take(&loader->graph->arena, node->n_in + count, sizeof *in);
+    if (!in)
+        return out_of_memory(loader);
+    if (node->n_in)
+        memcpy(in, node->in, node->n_in * sizeof *in);
+    if (count)
+        memcpy(in + node->n_in, from, count * sizeof *in);
+    node->in = in;
+    node->n_in = (uint16_t)(node->n_in + count);
+    return CM_OK;
+}
+
+static enum cm_err load_subgraphs(struct loader *loader, struct wk_node *node,
+                                  const Onnx__NodeProto *proto)
+{
+    enum cm_err code = CM_OK;
+    for (unsigned i = 0; i < node->n_attrs && code == CM_OK; i++) {
+        struct wk_attr *attr = (struct wk_attr *)&node->attrs[i];
+        int32_t *from = NULL;
+        if (attr->type != 'g')
+            continue;
+        /* Attributes are kept in the file's order. */
+        code = load_subgraph(loader, node, proto->attribute[i]->g, &attr->graph, &from);
+        attr->first_capture = node->n_in;
+        if (code == CM_OK)
+            code = append_inputs(loader, node, from, attr->graph->n_inputs - attr->graph->n_formal);
+        free(from);
+    }
+    return code;
+}
+
 static enum cm_err build(struct loader *loader)
 {
     enum cm_err code = check_size(loader);
@@ -529,7 +786,8 @@ static enum cm_err build(struct loader *loader)
 enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
                           const struct wk_load_options *options, struct cm_error *err)
 {
-    struct loader loader = {.graph = graph, .err = err};
+    size_t total_nodes = 0;
+    struct loader loader = {.graph = graph, .err = err, .total_nodes = &total_nodes};
     enum cm_err code = wk_wire_check(&onnx__model_proto__descriptor, bytes, length, err);
     if (code != CM_OK)
         return code;

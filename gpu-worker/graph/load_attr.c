@@ -22,6 +22,8 @@ static char attr_letter(const Onnx__AttributeProto *proto)
             return 's';
         case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__TENSOR:
             return proto->t ? 't' : 0;
+        case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__GRAPH:
+            return proto->g ? 'g' : 0;
         case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__FLOATS:
             return 'F';
         case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__INTS:
@@ -41,6 +43,8 @@ static char attr_letter(const Onnx__AttributeProto *proto)
         return 's';
     if (proto->t)
         return 't';
+    if (proto->g)
+        return 'g';
     if (proto->n_floats)
         return 'F';
     if (proto->n_ints)

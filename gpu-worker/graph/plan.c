@@ -7,7 +7,9 @@
 
 #include "common/check.h"
 #include "common/clock.h"
+#include "gpu-worker/graph/flow.h"
 #include "gpu-worker/graph/infer.h"
+#include "gpu-worker/graph/late.h"
 #include "gpu-worker/graph/memplan.h"
 
 #include <stdlib.h>
@@ -31,7 +33,10 @@ struct builder {
     struct place *places; /* per value; only roots are used */
     struct wk_memplan_use *uses;
     uint32_t n_uses;
-    uint32_t *workspaces;    /* per step: lifetime entry, or WK_NO_WEIGHT */
+    uint32_t *workspaces; /* per step: lifetime entry, or WK_NO_WEIGHT */
+    bool *late;           /* per node */
+    bool *value_late;     /* per value: made by a late node */
+    uint32_t n_late;
     struct wk_arena scratch; /* of the builder itself */
 };
 
@@ -51,11 +56,61 @@ static size_t fact_bytes(const struct wk_fact *fact)
 /* A node that becomes a step: views are places, folded nodes are constants. */
 static bool is_step(const struct builder *b, const struct wk_node *node)
 {
-    return !wk_node_is_view(node) && !wk_node_is_folded(node, b->plan->facts);
+    return !wk_node_is_view(node) && !wk_node_is_folded(node, b->plan->facts) &&
+           !b->late[node - b->graph->nodes];
 }
 
-static enum cm_err check_inputs(const struct wk_graph *graph, const struct cm_shape *inputs,
-                                struct cm_error *err)
+/* Contents that the shapes have settled: not late, whatever they were made from. */
+static bool is_known(struct builder *b, const struct wk_node *node)
+{
+    for (unsigned k = 0; k < node->n_out; k++) {
+        bool known = true;
+        if (node->out[k] >= 0)
+            (void)wk_fact_contents(&b->plan->facts[node->out[k]], &b->scratch, &known);
+        if (!known)
+            return false;
+    }
+    return true;
+}
+
+static bool must_be_late(struct builder *b, const struct wk_node *node)
+{
+    const struct wk_fact *facts = b->plan->facts;
+    if (node->op == WK_OP_Loop || node->op == WK_OP_Scan)
+        return true;
+    for (unsigned k = 0; k < node->n_in; k++) {
+        int32_t value = node->in[k];
+        bool known = true;
+        if (value < 0)
+            continue;
+        if (wk_operand_decides(node, k))
+            (void)wk_fact_contents(&facts[value], &b->scratch, &known);
+        if (!known)
+            return true;
+        if (b->value_late[value] || !wk_fact_is_settled(&facts[value]))
+            return true;
+    }
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0 && !wk_fact_is_settled(&facts[node->out[k]]))
+            return true;
+    return false;
+}
+
+/* Which nodes must wait for the run to learn their shapes. */
+static void find_late(struct builder *b)
+{
+    for (uint32_t i = 0; i < b->graph->n_nodes; i++) {
+        const struct wk_node *node = &b->graph->nodes[i];
+        b->late[i] = !is_known(b, node) && must_be_late(b, node);
+        b->n_late += b->late[i];
+        for (unsigned k = 0; k < node->n_out && b->late[i]; k++)
+            if (node->out[k] >= 0)
+                b->value_late[node->out[k]] = true;
+    }
+}
+
+enum cm_err wk_plan_check_inputs(const struct wk_graph *graph, const struct cm_shape *inputs,
+                                 struct cm_error *err, struct wk_fact *ret_facts)
 {
     char name[96], got[96], want[96];
     for (uint32_t i = 0; i < graph->n_inputs; i++) {
@@ -77,26 +132,12 @@ static enum cm_err check_inputs(const struct wk_graph *graph, const struct cm_sh
         if (code != CM_OK)
             return cm_fail(err, code, "input \"%s\" has shape %s: %s", name,
                            cm_shape_format(&inputs[i], got, sizeof got), cm_err_text(code));
+        ret_facts[i] = (struct wk_fact){.dtype = info->dtype, .shape = inputs[i]};
     }
     return CM_OK;
 }
 
 /* ---- places ---------------------------------------------------------------------------------- */
-
-/* Writes elements that are known before the run as the tensor that a step reads. */
-static const void *write_elems(struct wk_arena *arena, const struct wk_fact *fact)
-{
-    char *data = wk_arena_take(arena, fact->n_elems, cm_dtype_size(fact->dtype));
-    for (uint32_t i = 0; data && i < fact->n_elems; i++) {
-        CM_ASSERT(fact->elems[i].kind == WK_ELEM_KNOWN);
-        int32_t narrow = (int32_t)fact->elems[i].v;
-        if (fact->dtype == CM_INT64)
-            memcpy(data + 8 * (size_t)i, &fact->elems[i].v, 8);
-        else
-            memcpy(data + 4 * (size_t)i, &narrow, 4);
-    }
-    return data;
-}
 
 /* Where the bytes of a value are. item is its stored constant, if any. Values that shapes decide
  * are written on first use. */
@@ -108,14 +149,14 @@ static enum cm_err place_of(struct builder *b, int32_t value, uint32_t item, str
         *ret = (struct place){AT_FIXED, 0, b->base + b->weights->items[item].offset};
         return CM_OK;
     }
-    if (fact->elems) {
-        /* The elements of a view are its root's, so that one copy serves both. */
-        if (b->places[root].where == AT_NOWHERE) {
-            b->places[root].fixed = write_elems(&b->plan->arena, fact);
-            b->places[root].where = AT_FIXED;
-            if (!b->places[root].fixed)
-                return out_of_memory(b);
-        }
+    /* The contents of a view are its root's, so that one copy serves both. */
+    if ((fact->elems || fact->data) && b->places[root].where == AT_NOWHERE) {
+        bool known;
+        b->places[root].fixed = wk_fact_contents(fact, &b->plan->arena, &known);
+        b->places[root].where = AT_FIXED;
+        CM_ASSERT(known);
+        if (!b->places[root].fixed)
+            return out_of_memory(b);
     }
     *ret = b->places[root];
     return CM_OK;
@@ -130,6 +171,8 @@ static void place_outputs(struct builder *b)
     for (uint32_t i = 0; i < graph->n_outputs; i++) {
         int32_t root = graph->roots[graph->outputs[i]];
         int32_t producer = graph->values[root].producer;
+        if (b->value_late[graph->outputs[i]])
+            continue;
         if (producer >= 0 && is_step(b, &graph->nodes[producer]) &&
             b->places[root].where == AT_NOWHERE)
             b->places[root] = (struct place){AT_OUTPUT, i, NULL};
@@ -140,6 +183,19 @@ static uint32_t add_use(struct builder *b, size_t bytes, uint32_t step)
 {
     b->uses[b->n_uses] = (struct wk_memplan_use){.bytes = bytes, .first = step, .last = step};
     return b->n_uses++;
+}
+
+/* What late nodes read stays until the end. */
+static void keep_for_late(struct builder *b, uint32_t end)
+{
+    for (uint32_t i = 0; i < b->graph->n_nodes; i++) {
+        const struct wk_node *node = &b->graph->nodes[i];
+        for (unsigned k = 0; k < node->n_in && b->late[i]; k++) {
+            struct place *place = node->in[k] < 0 ? NULL : &b->places[b->graph->roots[node->in[k]]];
+            if (place && place->where == AT_SCRATCH)
+                b->uses[place->use].last = end;
+        }
+    }
 }
 
 /* Lifetimes of everything in scratch, in step numbers. */
@@ -171,6 +227,7 @@ static void find_lifetimes(struct builder *b)
         if (place->where == AT_SCRATCH)
             b->uses[place->use].last = step;
     }
+    keep_for_late(b, step);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -195,6 +252,12 @@ static enum cm_err prepare_step(struct builder *b, const struct wk_node *node, u
     for (unsigned k = 0; k < node->n_out; k++)
         if (node->out[k] >= 0 && fact_bytes(&b->plan->facts[node->out[k]]) > 0)
             made->empty = false;
+    if (wk_node_has_graphs(node)) {
+        b->workspaces[step] = WK_NO_WEIGHT;
+        enum cm_err made_code = wk_flow_create(b->plan->backend, b->graph, node, b->base,
+                                               b->plan->facts, b->err, &made->flow);
+        return made_code == CM_OK ? wk_flow_plan_branches(made->flow, b->err) : made_code;
+    }
     enum cm_err code = b->plan->backend->ops->prepare(b->plan->backend, &call, &b->plan->arena,
                                                       b->err, &made->state, &workspace);
     b->workspaces[step] = code == CM_OK && workspace ? add_use(b, workspace, step) : WK_NO_WEIGHT;
@@ -250,12 +313,42 @@ static enum cm_err link_step(struct builder *b, const struct wk_node *node, uint
     return CM_OK;
 }
 
+/* Late nodes find the static part's values in slots. */
+static enum cm_err link_late(struct builder *b)
+{
+    struct wk_plan *plan = b->plan;
+    enum cm_err code =
+        b->n_late ? wk_late_create(plan, b->base, b->late, b->err, &plan->late) : CM_OK;
+    bool *linked = wk_arena_take(&b->scratch, b->graph->n_values, sizeof *linked);
+    if (code == CM_OK && !linked)
+        return out_of_memory(b);
+    for (uint32_t i = 0; i < b->graph->n_nodes && code == CM_OK; i++) {
+        const struct wk_node *node = &b->graph->nodes[i];
+        for (unsigned k = 0; k < node->n_in && b->late[i]; k++) {
+            int32_t root = node->in[k] < 0 ? -1 : b->graph->roots[node->in[k]];
+            if (root < 0 || linked[root] || b->value_late[root] ||
+                b->graph->values[root].constant || b->places[root].where == AT_NOWHERE)
+                continue;
+            linked[root] = true;
+            patch(b, wk_late_slot(plan->late, root), b->places[root]);
+        }
+    }
+    return code;
+}
+
 static enum cm_err link_outputs(struct builder *b)
 {
     struct wk_plan *plan = b->plan;
     for (uint32_t i = 0; i < b->graph->n_outputs; i++) {
         int32_t value = b->graph->outputs[i];
+        uint32_t item = b->weights->of_output[i];
         struct place place;
+        plan->output_is_late[i] = b->value_late[value];
+        if (b->value_late[value]) {
+            if (item != WK_NO_WEIGHT)
+                plan->late_data[i] = b->base + b->weights->items[item].offset;
+            continue;
+        }
         enum cm_err code = place_of(b, value, b->weights->of_output[i], &place);
         if (code != CM_OK)
             return code;
@@ -287,7 +380,7 @@ static enum cm_err each_step(struct builder *b,
 static enum cm_err take_tables(struct builder *b)
 {
     struct wk_plan *plan = b->plan;
-    size_t pointers = WK_MAX_IO, values = b->graph->n_values;
+    size_t pointers = b->graph->n_outputs, values = b->graph->n_values;
     for (uint32_t i = 0; i < b->graph->n_nodes; i++) {
         plan->n_steps += is_step(b, &b->graph->nodes[i]);
         pointers += (size_t)b->graph->nodes[i].n_in + b->graph->nodes[i].n_out + 1;
@@ -295,46 +388,41 @@ static enum cm_err take_tables(struct builder *b)
     b->places = wk_arena_take(&b->scratch, values, sizeof *b->places);
     b->uses = wk_arena_take(&b->scratch, values + plan->n_steps, sizeof *b->uses);
     b->workspaces = wk_arena_take(&b->scratch, plan->n_steps, sizeof *b->workspaces);
+    plan->output_is_late = wk_arena_take(&plan->arena, b->graph->n_outputs, sizeof(bool));
+    plan->late_data = wk_arena_take(&plan->arena, b->graph->n_outputs, sizeof(void *));
     plan->steps = wk_arena_take(&plan->arena, plan->n_steps, sizeof *plan->steps);
-    plan->copies = wk_arena_take(&plan->arena, WK_MAX_IO, sizeof *plan->copies);
+    plan->copies = wk_arena_take(&plan->arena, b->graph->n_outputs, sizeof *plan->copies);
     plan->scratch_patches = wk_arena_take(&plan->arena, pointers, sizeof(struct wk_patch));
     plan->input_patches = wk_arena_take(&plan->arena, pointers, sizeof(struct wk_patch));
     plan->output_patches = wk_arena_take(&plan->arena, pointers, sizeof(struct wk_patch));
-    if (!b->places || !b->uses || !b->workspaces || !plan->steps || !plan->copies ||
-        !plan->scratch_patches || !plan->input_patches || !plan->output_patches)
+    if (!b->places || !b->uses || !b->workspaces || !plan->output_is_late || !plan->late_data ||
+        !plan->steps || !plan->copies || !plan->scratch_patches || !plan->input_patches ||
+        !plan->output_patches)
         return out_of_memory(b);
     return CM_OK;
 }
 
-/* Everything a step needs must be known before it is prepared. */
-static enum cm_err check_settled(const struct builder *b)
-{
-    for (uint32_t i = 0; i < b->graph->n_nodes; i++)
-        for (unsigned k = 0; k < b->graph->nodes[i].n_out; k++) {
-            int32_t value = b->graph->nodes[i].out[k];
-            const struct wk_fact *fact = value < 0 ? NULL : &b->plan->facts[value];
-            bool settled = !fact || !fact->unranked;
-            for (unsigned d = 0; settled && fact && d < fact->shape.rank; d++)
-                settled = fact->shape.dims[d] >= 0;
-            if (!settled)
-                return wk_node_fail(b->err, CM_UNSUPPORTED, &b->graph->nodes[i],
-                                    "the shape of output %u depends on data", k);
-        }
-    return CM_OK;
-}
-
-static enum cm_err build(struct builder *b, const struct cm_shape *inputs)
+/* Facts, and which nodes the data decides. */
+static enum cm_err settle(struct builder *b, const struct wk_fact *inputs)
 {
     struct wk_plan *plan = b->plan;
-    enum cm_err code = check_inputs(b->graph, inputs, b->err);
-    if (code != CM_OK)
-        return code;
     plan->facts = wk_arena_take(&plan->arena, b->graph->n_values, sizeof *plan->facts);
-    if (!plan->facts)
+    b->late = wk_arena_take(&b->scratch, b->graph->n_nodes, sizeof *b->late);
+    b->value_late = wk_arena_take(&b->scratch, b->graph->n_values, sizeof *b->value_late);
+    if (!plan->facts || !b->late || !b->value_late)
         return out_of_memory(b);
-    code = wk_infer_concrete(b->graph, inputs, &plan->arena, plan->facts, b->err);
+    struct wk_walk walk = {b->graph,      plan->facts, &plan->arena, b->err,
+                           plan->backend, false,       false};
+    enum cm_err code = wk_infer_graph(&walk, inputs);
     if (code == CM_OK)
-        code = check_settled(b);
+        find_late(b);
+    return code;
+}
+
+static enum cm_err build(struct builder *b, const struct wk_fact *inputs)
+{
+    struct wk_plan *plan = b->plan;
+    enum cm_err code = settle(b, inputs);
     if (code == CM_OK)
         code = take_tables(b);
     if (code != CM_OK)
@@ -349,12 +437,13 @@ static enum cm_err build(struct builder *b, const struct cm_shape *inputs)
         return cm_fail(b->err, code, "the plan needs more than %zu bytes of memory",
                        WK_MAX_PLAN_BYTES);
     code = each_step(b, link_step);
+    if (code == CM_OK)
+        code = link_late(b);
     return code == CM_OK ? link_outputs(b) : code;
 }
 
 enum cm_err wk_plan_build(struct wk_backend *backend, const struct wk_graph *graph,
-                          const struct wk_weights *weights, const void *base,
-                          const struct cm_shape *inputs, struct cm_error *err,
+                          const void *base, const struct wk_fact *inputs, struct cm_error *err,
                           struct wk_plan **ret_plan)
 {
     struct wk_plan *plan = calloc(1, sizeof *plan);
@@ -362,7 +451,8 @@ enum cm_err wk_plan_build(struct wk_backend *backend, const struct wk_graph *gra
         return cm_fail(err, CM_NOMEM, "out of memory while planning");
     plan->backend = backend;
     plan->graph = graph;
-    struct builder b = {.plan = plan, .graph = graph, .weights = weights, .base = base, .err = err};
+    struct builder b = {
+        .plan = plan, .graph = graph, .weights = graph->weights, .base = base, .err = err};
     enum cm_err code = build(&b, inputs);
     wk_arena_fini(&b.scratch);
     if (code == CM_OK)
@@ -376,6 +466,9 @@ void wk_plan_destroy(struct wk_plan *plan)
 {
     if (!plan)
         return;
+    for (uint32_t i = 0; plan->steps && i < plan->n_steps; i++)
+        wk_flow_destroy(plan->steps[i].flow);
+    wk_late_destroy(plan->late);
     wk_arena_fini(&plan->arena);
     free(plan);
 }
@@ -388,8 +481,30 @@ static void apply(const struct wk_patch *patches, uint32_t count, const void *co
         *patches[i].where = table[patches[i].offset];
 }
 
-enum cm_err wk_plan_run(struct wk_plan *plan, const void *const *inputs, void *const *outputs,
-                        void *scratch, struct cm_error *err)
+/* Late outputs whose shape was known before the run go to the caller's buffers as all others do. */
+static enum cm_err give_late(struct wk_plan *plan, void *const *outputs, struct cm_error *err)
+{
+    for (uint32_t i = 0; i < plan->graph->n_outputs; i++) {
+        size_t bytes = 0;
+        if (!plan->output_is_late[i])
+            continue;
+        const struct wk_fact *fact = wk_late_fact(plan->late, plan->graph->outputs[i]);
+        if (plan->graph->output_info && plan->graph->output_info[i].dtype != CM_DTYPE_NONE &&
+            fact->dtype != plan->graph->output_info[i].dtype)
+            return cm_fail(err, CM_INVALID, "output %u is declared as %s but is %s", i,
+                           cm_dtype_name(plan->graph->output_info[i].dtype),
+                           cm_dtype_name(fact->dtype));
+        if (!wk_plan_output_is_settled(plan, i))
+            continue;
+        CM_ASSERT(cm_shape_bytes(&fact->shape, fact->dtype, &bytes) == CM_OK);
+        if (bytes)
+            memcpy(outputs[i], wk_plan_output_data(plan, i), bytes);
+    }
+    return CM_OK;
+}
+
+enum cm_err wk_plan_run_inside(struct wk_plan *plan, const void *const *inputs,
+                               void *const *outputs, void *scratch, struct cm_error *err)
 {
     struct wk_backend *backend = plan->backend;
     enum cm_err code = CM_OK;
@@ -399,34 +514,65 @@ enum cm_err wk_plan_run(struct wk_plan *plan, const void *const *inputs, void *c
     plan->last_scratch = scratch;
     apply(plan->input_patches, plan->n_input_patches, inputs);
     apply(plan->output_patches, plan->n_output_patches, (const void *const *)outputs);
-    backend->ops->begin(backend);
     for (uint32_t i = 0; i < plan->n_steps && code == CM_OK; i++) {
         const struct wk_step *step = &plan->steps[i];
         struct wk_run run = {step->in, step->out, step->workspace, err};
         if (step->empty) /* its other dimensions may be too large to loop over */
             continue;
         uint64_t start_ns = plan->node_ns ? cm_now_ns() : 0;
-        code = backend->ops->run(backend, step->state, &run);
+        code = step->flow ? wk_flow_branch(step->flow, step->in, step->out, err)
+                          : backend->ops->run(backend, step->state, &run);
         if (plan->node_ns)
             plan->node_ns[step->node - plan->graph->nodes] = cm_now_ns() - start_ns;
     }
-    backend->ops->end(backend);
+    if (plan->late && code == CM_OK)
+        code = wk_late_run(plan->late, err);
     for (uint32_t i = 0; i < plan->n_copies && code == CM_OK; i++)
         if (plan->copies[i].bytes)
             memcpy(outputs[plan->copies[i].output], plan->copies[i].from, plan->copies[i].bytes);
+    return plan->late && code == CM_OK ? give_late(plan, outputs, err) : code;
+}
+
+enum cm_err wk_plan_run(struct wk_plan *plan, const void *const *inputs, void *const *outputs,
+                        void *scratch, struct cm_error *err)
+{
+    plan->backend->ops->begin(plan->backend);
+    enum cm_err code = wk_plan_run_inside(plan, inputs, outputs, scratch, err);
+    plan->backend->ops->end(plan->backend);
     return code;
+}
+
+static const struct wk_fact *output_fact(const struct wk_plan *plan, unsigned i)
+{
+    CM_ASSERT(i < plan->graph->n_outputs);
+    const struct wk_fact *fact = &plan->facts[plan->graph->outputs[i]];
+    if (!plan->output_is_late[i] || wk_fact_is_settled(fact))
+        return fact;
+    const struct wk_fact *late = wk_late_fact(plan->late, plan->graph->outputs[i]);
+    return late->dtype == CM_DTYPE_NONE ? fact : late;
 }
 
 const struct cm_shape *wk_plan_output_shape(const struct wk_plan *plan, unsigned i)
 {
-    CM_ASSERT(i < plan->graph->n_outputs);
-    return &plan->facts[plan->graph->outputs[i]].shape;
+    return &output_fact(plan, i)->shape;
 }
 
 enum cm_dtype wk_plan_output_dtype(const struct wk_plan *plan, unsigned i)
 {
+    return output_fact(plan, i)->dtype;
+}
+
+bool wk_plan_output_is_settled(const struct wk_plan *plan, unsigned i)
+{
     CM_ASSERT(i < plan->graph->n_outputs);
-    return plan->facts[plan->graph->outputs[i]].dtype;
+    return !plan->output_is_late[i] || wk_fact_is_settled(&plan->facts[plan->graph->outputs[i]]);
+}
+
+const void *wk_plan_output_data(const struct wk_plan *plan, unsigned i)
+{
+    CM_ASSERT(i < plan->graph->n_outputs && plan->output_is_late[i]);
+    return plan->late_data[i] ? plan->late_data[i]
+                              : wk_late_data(plan->late, plan->graph->outputs[i]);
 }
 
 size_t wk_plan_scratch_bytes(const struct wk_plan *plan)

@@ -12,13 +12,17 @@ struct wk_patch {
     size_t offset; /* bytes into scratch, or the index of the input or output */
 };
 
+struct wk_flow;
+struct wk_late;
+
 struct wk_step {
     const void *state;
     const void **in; /* filled before the run */
     void **out;
     void *workspace;
     const struct wk_node *node;
-    bool empty; /* has no bytes to compute: is not run */
+    struct wk_flow *flow; /* an If whose outputs are settled; else NULL */
+    bool empty;           /* has no bytes to compute: is not run */
 };
 
 /* After the last step: an output whose bytes could not be produced in place. */
@@ -41,12 +45,25 @@ struct wk_plan {
     size_t scratch_bytes;
     const void *last_scratch; /* what scratch patches were last applied for */
     uint64_t *node_ns;        /* per node, or NULL: see wk_plan_time_nodes */
+    struct wk_late *late;     /* nodes whose shapes depend on data; NULL: none */
+    bool *output_is_late;     /* per output: made by these */
+    const void **late_data;   /* per output that is late and a constant: its bytes */
 };
 
-/* weights are attached at base. Errors as wk_plan_create. */
+/* graph's weights (graph->weights) are attached at base. inputs has one settled fact per input of
+ * the graph; contents in them hold for every run. Errors as wk_plan_create. */
 CM_MUST_CHECK enum cm_err wk_plan_build(struct wk_backend *backend, const struct wk_graph *graph,
-                                        const struct wk_weights *weights, const void *base,
-                                        const struct cm_shape *inputs, struct cm_error *err,
-                                        struct wk_plan **ret_plan);
+                                        const void *base, const struct wk_fact *inputs,
+                                        struct cm_error *err, struct wk_plan **ret_plan);
+
+/* The facts of a model's inputs with these shapes; CM_INVALID, CM_LIMIT where they do not fit. */
+CM_MUST_CHECK enum cm_err wk_plan_check_inputs(const struct wk_graph *graph,
+                                               const struct cm_shape *inputs, struct cm_error *err,
+                                               struct wk_fact *ret_facts);
+
+/* wk_plan_run for a plan that runs inside another one's run. */
+CM_MUST_CHECK enum cm_err wk_plan_run_inside(struct wk_plan *plan, const void *const *inputs,
+                                             void *const *outputs, void *scratch,
+                                             struct cm_error *err);
 
 #endif

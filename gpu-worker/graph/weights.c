@@ -73,7 +73,9 @@ static enum cm_err lay_out_node(struct wk_weights *weights, const struct wk_back
     struct wk_call call = {.graph = graph, .node = node, .facts = graph->facts};
     if (wk_node_is_folded(node, graph->facts))
         return CM_OK;
-    enum cm_err code = wk_node_is_view(node) ? CM_OK : backend->ops->supports(backend, &call, err);
+    enum cm_err code = wk_node_is_view(node) || wk_node_has_graphs(node)
+                           ? CM_OK
+                           : backend->ops->supports(backend, &call, err);
     for (unsigned k = 0; k < node->n_in && code == CM_OK; k++)
         /* What is known element by element is written into each plan instead. */
         if (wk_call_is_constant(&call, k) && !wk_operand_is_static(node, k) &&
@@ -94,11 +96,13 @@ static enum cm_err take_tables(struct wk_weights *weights, struct wk_graph *grap
         n_inputs += graph->nodes[i].n_in;
     }
     weights->of_input = wk_arena_take(&graph->arena, n_inputs, sizeof(uint32_t));
-    if (!weights->first_in || !weights->of_value || !weights->of_input || n_inputs > UINT32_MAX)
+    weights->of_output = wk_arena_take(&graph->arena, graph->n_outputs, sizeof(uint32_t));
+    if (!weights->first_in || !weights->of_value || !weights->of_input || !weights->of_output ||
+        n_inputs > UINT32_MAX)
         return cm_fail(err, CM_NOMEM, "out of memory while loading a model");
     memset(weights->of_value, 0xff, graph->n_values * sizeof(uint32_t));
     memset(weights->of_input, 0xff, n_inputs * sizeof(uint32_t));
-    memset(weights->of_output, 0xff, sizeof weights->of_output);
+    memset(weights->of_output, 0xff, graph->n_outputs * sizeof(uint32_t));
     return CM_OK;
 }
 
@@ -140,21 +144,54 @@ static enum cm_err lay_out_views(struct wk_weights *weights, const struct wk_gra
     return code;
 }
 
+static enum cm_err lay_out_subgraph(const struct wk_backend *backend, struct wk_graph *graph,
+                                    struct cm_error *err, struct wk_weights *parent)
+{
+    struct wk_weights *weights = wk_arena_take(&graph->arena, 1, sizeof *weights);
+    if (!weights)
+        return cm_fail(err, CM_NOMEM, "out of memory while loading a model");
+    weights->sibling = parent->child;
+    parent->child = weights;
+    weights->first_byte = parent->bytes;
+    enum cm_err code = wk_weights_lay_out(backend, graph, err, weights);
+    if (code == CM_OK && (!cm_size_add(parent->bytes, weights->bytes, &parent->bytes) ||
+                          parent->bytes > WK_MAX_WEIGHT_BYTES))
+        code = cm_fail(err, CM_LIMIT, "the model's weights are too large");
+    return code;
+}
+
 enum cm_err wk_weights_lay_out(const struct wk_backend *backend, struct wk_graph *graph,
                                struct cm_error *err, struct wk_weights *weights)
 {
     enum cm_err code = take_tables(weights, graph, err);
+    graph->weights = weights;
     for (uint32_t i = 0; i < graph->n_nodes && code == CM_OK; i++)
         code = lay_out_node(weights, backend, graph, i, err);
     if (code == CM_OK)
         code = lay_out_views(weights, graph, err);
+    weights->own_bytes = weights->bytes;
+    for (uint32_t i = 0; i < graph->n_nodes && code == CM_OK; i++)
+        for (unsigned k = 0; k < graph->nodes[i].n_attrs && code == CM_OK; k++)
+            if (graph->nodes[i].attrs[k].graph)
+                code = lay_out_subgraph(backend, graph->nodes[i].attrs[k].graph, err, weights);
     return code;
 }
 
 void wk_weights_fini(struct wk_weights *weights)
 {
+    for (struct wk_weights *child = weights->child; child; child = child->sibling)
+        wk_weights_fini(child);
     free(weights->items);
-    *weights = (struct wk_weights){0};
+    weights->items = NULL;
+}
+
+static const struct wk_graph *graph_of(const struct wk_graph *graph,
+                                       const struct wk_weights *weights)
+{
+    const struct wk_graph *child = graph->child;
+    while (child->weights != weights)
+        child = child->sibling;
+    return child;
 }
 
 void wk_weights_pack(const struct wk_weights *weights, const struct wk_backend *backend,
@@ -163,7 +200,7 @@ void wk_weights_pack(const struct wk_weights *weights, const struct wk_backend *
     for (uint32_t i = 0; i < weights->n; i++) {
         const struct wk_weight *item = &weights->items[i];
         char *out = (char *)base + item->offset;
-        size_t end = i + 1 < weights->n ? weights->items[i + 1].offset : weights->bytes;
+        size_t end = i + 1 < weights->n ? weights->items[i + 1].offset : weights->own_bytes;
         if (item->kind == WK_LAYOUT_PLAIN) {
             if (item->bytes)
                 memcpy(out, graph->values[item->value].constant->data, item->bytes);
@@ -175,4 +212,6 @@ void wk_weights_pack(const struct wk_weights *weights, const struct wk_backend *
         /* Padding is defined too: equal keys mean equal bytes. */
         memset(out + item->bytes, 0, end - item->offset - item->bytes);
     }
+    for (const struct wk_weights *child = weights->child; child; child = child->sibling)
+        wk_weights_pack(child, backend, graph_of(graph, child), (char *)base + child->first_byte);
 }

@@ -21,14 +21,18 @@ struct wk_weight {
 struct wk_weights {
     uint32_t n, room;
     struct wk_weight *items;
-    uint32_t *first_in;            /* per node: where its inputs' entries start in of_input */
-    uint32_t *of_input;            /* item of each node input, or WK_NO_WEIGHT */
-    uint32_t *of_value;            /* first shared item of each value, or WK_NO_WEIGHT */
-    uint32_t of_output[WK_MAX_IO]; /* item of an output that is a constant itself */
-    size_t bytes;
+    uint32_t *first_in;  /* per node: where its inputs' entries start in of_input */
+    uint32_t *of_input;  /* item of each node input, or WK_NO_WEIGHT */
+    uint32_t *of_value;  /* first shared item of each value, or WK_NO_WEIGHT */
+    uint32_t *of_output; /* per output: item of one that is a constant itself */
+    size_t own_bytes;    /* of items */
+    size_t bytes;        /* with those of subgraphs, which follow */
+    size_t first_byte;   /* of a subgraph: where its block starts in its parent's */
+    struct wk_weights *child, *sibling;
 };
 
-/* Lays out every constant that a node reads at run time. weights must be zeroed. */
+/* Lays out every constant that a node reads at run time, also in subgraphs. weights must be zeroed
+ * and stay where it is as long as the graph: graph->weights points to it. */
 CM_MUST_CHECK enum cm_err wk_weights_lay_out(const struct wk_backend *backend,
                                              struct wk_graph *graph, struct cm_error *err,
                                              struct wk_weights *weights);

@@ -40,6 +40,8 @@ static bool take_buffers(struct attempt *a, const struct wk_signature *s,
         a->in[i] = kit_guarded(a->in_bytes[i]);
     }
     for (unsigned i = 0; i < s->n_outputs; i++) {
+        if (!wk_plan_output_is_settled(a->plan, i))
+            continue;
         if (cm_shape_bytes(wk_plan_output_shape(a->plan, i), wk_plan_output_dtype(a->plan, i),
                            &a->out_bytes[i]) != CM_OK ||
             a->out_bytes[i] > MAX_TENSOR)

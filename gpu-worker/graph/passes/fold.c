@@ -121,7 +121,7 @@ static enum cm_err evaluate(struct fold *fold, const struct wk_node *node,
     }
     if (code == CM_OK) {
         wk_weights_pack(&weights, fold->backend, &graph, base);
-        code = wk_plan_build(fold->backend, &graph, &weights, base, NULL, err, &plan);
+        code = wk_plan_build(fold->backend, &graph, base, NULL, err, &plan);
     }
     if (code == CM_OK)
         code = run_plan(fold, plan, graph.n_outputs, ret, err);
