@@ -188,6 +188,8 @@ enum cm_err ig_offline_run(struct ig_offline *offline, const struct ig_tensor *i
         code = make_outputs(signature, plan, err, outputs);
     if (code == CM_OK)
         code = execute(plan, signature, inputs, outputs, repeat, times_ns, ret_plan, err);
+    if (code == CM_OK)
+        code = take_outputs(signature, plan, err, outputs);
     wk_plan_destroy(plan);
     for (unsigned i = 0; i < signature->n_outputs; i++) {
         if (code == CM_OK)

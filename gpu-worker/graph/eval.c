@@ -154,14 +154,17 @@ enum cm_err wk_eval_known(const struct wk_walk *walk, const struct wk_node *node
     bool settled = true;
     for (unsigned k = 0; k < node->n_out; k++)
         settled = settled && (node->out[k] < 0 || wk_fact_is_settled(&walk->facts[node->out[k]]));
-    if (!settled && (code = wk_eval_measure(walk->backend, walk->graph, node, walk->facts, in,
-                                            walk->err)) != CM_OK)
-        return code;
+    if (!settled &&
+        wk_eval_measure(walk->backend, walk->graph, node, walk->facts, in, walk->err) != CM_OK)
+        return CM_OK;
     bool empty;
     if (!place_outputs(walk, node, out, &empty, &code))
         return code;
     if (!empty) /* its other dimensions may be too large to loop over */
         code = wk_eval_alone(walk->backend, node, walk->facts, in, out, walk->err);
+    /* What it refuses it will refuse in the run, where the graph may never come to it. */
+    if (code != CM_OK && code != CM_NOMEM)
+        return CM_OK;
     for (unsigned k = 0; k < node->n_out && code == CM_OK; k++)
         if (out[k])
             code = wk_fact_know(&walk->facts[node->out[k]], out[k], walk->arena, walk->err);
