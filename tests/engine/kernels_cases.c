@@ -398,6 +398,8 @@ static void gemm_cases(const struct each *e, bool small)
             for (size_t l = 0; l < CM_COUNT_OF(ks); l++)
                 for (int packed = 0; packed < 2; packed++)
                     gemm_case(e, ms[i], ns[j], ks[l], packed, count++ % 5);
+    gemm_case(e, 0, 20, 3, true, 0);
+    gemm_case(e, 3, 0, 2, false, 1);
     gemm_case(e, 3, 49, 769, true, 1);
     gemm_case(e, 3, 49, 769, false, 2);
     if (small)
@@ -636,8 +638,8 @@ static void map_case(const struct each *e, bool unary, int op, size_t n, unsigne
 
 static void map_cases(const struct each *e, bool small)
 {
-    static const size_t ns[] = {1, 7, 8, 9, 15, 16, 17, 31, 33, 100, 1000};
-    for (size_t i = small ? 8 : 0; i < CM_COUNT_OF(ns); i++) {
+    static const size_t ns[] = {0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 100, 1000};
+    for (size_t i = small ? 9 : 0; i < CM_COUNT_OF(ns); i++) {
         for (int op = 0; op < K_UNARY_COUNT; op++)
             map_case(e, true, op, ns[i], 1, i % 2);
         for (int op = 0; op < K_BINARY_COUNT; op++)

@@ -39,7 +39,8 @@ static void arena_fini(struct arena *a)
     munmap(a->base - page, ARENA_BYTES + 2 * page);
 }
 
-/* n floats: 0: from the first byte; 1: up to the last; 2: a float beyond a 64-byte line. */
+/* n floats: 0: from the first byte; 1: up to the last; 2: a float beyond a 64-byte line (all other
+ * offsets are test_every_alignment's). */
 static float *arena_place(const struct arena *a, size_t n, unsigned place)
 {
     assert_true(n * sizeof(float) + 1024 <= ARENA_BYTES);
@@ -59,6 +60,33 @@ struct bench {
     double worst[KC_BINARY + 1]; /* share of the tolerance used, by family */
     bool seen_kernel[256];
 };
+
+enum {
+#define K(name, arguments) INDEX_##name,
+#define KU(name)           INDEX_f32_##name,
+#define KB(name)           INDEX_f32_##name,
+#include "gpu-worker/cpu/kernels.inc"
+    N_KERNELS
+};
+
+static void bench_init(struct bench *b)
+{
+    for (unsigned i = 0; i < 3; i++)
+        arena_init(&b->in[i]);
+    arena_init(&b->out);
+    arena_init(&b->work);
+    b->want = malloc(ARENA_BYTES);
+    assert_non_null(b->want);
+}
+
+static void bench_fini(struct bench *b)
+{
+    for (unsigned i = 0; i < 3; i++)
+        arena_fini(&b->in[i]);
+    arena_fini(&b->out);
+    arena_fini(&b->work);
+    free(b->want);
+}
 
 static void guard_fill(float *x, size_t n)
 {
@@ -208,24 +236,86 @@ static void one_case(void *context, const struct kc *c)
     case_against_double(b, c);
 }
 
+/* ---- alignments ---- */
+
+enum { ALIGNMENTS = 16, ALIGNED_CASES = 4 };
+
+struct aligned {
+    struct bench *b;
+    unsigned cases_of[256]; /* by kernel, so far */
+    size_t runs;
+};
+
+/* n floats at a distance of `offset` floats from a 64-byte line. */
+static float *arena_aligned(const struct arena *a, size_t offset)
+{
+    return (float *)(void *)a->base + 256 + offset;
+}
+
+/* Every operand at an offset of its own; all of them take all of 0..15 as `first` does. */
+static void run_aligned(struct bench *b, const struct kc *c, const struct cpu_kernels *k,
+                        unsigned first, float *ret)
+{
+    const float *in[3];
+    for (unsigned i = 0; i < 3; i++) {
+        float *x = arena_aligned(&b->in[i], (first * (2 * i + 1) + i) % ALIGNMENTS);
+        kc_fill(KC_SPECIAL, 31 + i, x, c->in[i]);
+        in[i] = x;
+    }
+    float *y = arena_aligned(&b->out, (first * 5 + 3) % ALIGNMENTS);
+    float *work = arena_place(&b->work, kc_workspace(c), 0);
+    guard_fill(y - 64, c->out + 128);
+    kc_run(c, k, in, y, work, 1);
+    guard_check(c, &b->out, y, c->out);
+    memcpy(ret, y, c->out * sizeof(float));
+    kc_canonical(ret, c->out);
+}
+
+/* The first cases of each kernel that have whole vectors and a rest. */
+static void aligned_case(void *context, const struct kc *c)
+{
+    struct aligned *a = context;
+    unsigned *count = &a->cases_of[kernel_index(c->kernel)];
+    if (c->out < 3 * K_LANES || c->out > 20000 || *count == ALIGNED_CASES)
+        return;
+    ++*count;
+    float *got = malloc(c->out * sizeof(float));
+    bool first = true;
+    for (unsigned isa = 0; isa <= WK_ISA_AVX512; isa++)
+        for (unsigned offset = 0; cpu_isa_mask() >> isa & 1 && offset < ALIGNMENTS; offset++) {
+            run_aligned(a->b, c, cpu_kernels_for((enum wk_isa)isa), offset,
+                        first ? a->b->want : got);
+            if (!first)
+                compare_bits(c, wk_isa_name((enum wk_isa)isa), "aligned", got, a->b->want);
+            first = false;
+            a->runs++;
+        }
+    free(got);
+}
+
+static void test_every_alignment(void **state)
+{
+    (void)state;
+    static struct bench b;
+    struct aligned a = {.b = &b};
+    bench_init(&b);
+    kc_each(false, aligned_case, &a);
+    for (unsigned i = 0; i < N_KERNELS; i++)
+        if (a.cases_of[i] == 0)
+            fail_msg("kernel %u of kernels.inc has no case of more than a vector", i);
+    printf("%zu runs at all offsets\n", a.runs);
+    bench_fini(&b);
+}
+
 static void test_every_case(void **state)
 {
     (void)state;
     static struct bench b;
     static const char *const families[] = {"gemm",        "conv", "dwconv",     "pool",  "axis",
                                            "scale_shift", "cell", "layer_norm", "unary", "binary"};
-    for (unsigned i = 0; i < 3; i++)
-        arena_init(&b.in[i]);
-    arena_init(&b.out);
-    arena_init(&b.work);
-    b.want = malloc(ARENA_BYTES);
+    bench_init(&b);
     kc_each(false, one_case, &b);
-    unsigned n_kernels = 0;
-#define K(name, arguments) n_kernels++;
-#define KU(name)           n_kernels++;
-#define KB(name)           n_kernels++;
-#include "gpu-worker/cpu/kernels.inc"
-    for (unsigned i = 0; i < n_kernels; i++)
+    for (unsigned i = 0; i < N_KERNELS; i++)
         if (!b.seen_kernel[i])
             fail_msg("kernel %u of kernels.inc has no case", i);
     printf("%zu cases, %zu runs; instruction sets 0x%x\n", b.cases, b.runs, cpu_isa_mask());
@@ -233,11 +323,7 @@ static void test_every_case(void **state)
         if (b.worst[i] > 0)
             printf("%-12s %5.1f %% of the tolerance against double\n", families[i],
                    b.worst[i] * 100);
-    for (unsigned i = 0; i < 3; i++)
-        arena_fini(&b.in[i]);
-    arena_fini(&b.out);
-    arena_fini(&b.work);
-    free(b.want);
+    bench_fini(&b);
 }
 
 /* A value depends neither on its row, nor on its column, nor on what stands around it. */
@@ -406,8 +492,11 @@ static void test_epilogue(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_case), cmocka_unit_test(test_position_independence),
-        cmocka_unit_test(test_pack),       cmocka_unit_test(test_bn_fold),
+        cmocka_unit_test(test_every_case),
+        cmocka_unit_test(test_every_alignment),
+        cmocka_unit_test(test_position_independence),
+        cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_bn_fold),
         cmocka_unit_test(test_epilogue),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
