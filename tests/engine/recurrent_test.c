@@ -3,6 +3,7 @@
  * instruction set with one and more threads, and sequence by sequence; bytes must be equal. The
  * loops here are written from the operators' definition and share nothing with the engine. */
 #include "tests/engine/kit.h"
+#include "tests/engine/one_answer.h"
 
 #include "gpu-worker/cpu/features.h"
 
@@ -508,6 +509,60 @@ static void test_long_sequences(void **state)
     }
 }
 
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* Layers of all three kinds behind each other, the batch first or not. */
+static struct kit_model *stack(bool batch_first)
+{
+    static const char *const ops[] = {"LSTM", "GRU", "RNN"};
+    static const int gates[] = {4, 3, 1};
+    struct kit_model *m = kit_model(14);
+    const char *from = "x";
+    char name[4][16], text[64];
+    kit_input(m, "x", CM_FP32, kit_shape(3, -1, batch_first ? 5 : -1, 20));
+    for (int i = 0; i < 3; i++) {
+        snprintf(name[0], sizeof name[0], "w%d", i), snprintf(name[1], sizeof name[1], "r%d", i);
+        snprintf(name[2], sizeof name[2], "b%d", i);
+        kit_random(m, name[0], kit_shape(3, 2, gates[i] * 10, 20));
+        kit_random(m, name[1], kit_shape(3, 2, gates[i] * 10, 10));
+        kit_random(m, name[2], kit_shape(2, 2, gates[i] * 20));
+        snprintf(text, sizeof text, "%s,%s,%s,%s", from, name[0], name[1], name[2]);
+        snprintf(name[3], sizeof name[3], "o%d", i);
+        kit_node(m, ops[i], text, name[3]);
+        kit_attr_s(m, "direction", "bidirectional");
+        kit_attr_i(m, "layout", batch_first);
+        snprintf(text, sizeof text, "%s,shape", name[3]);
+        from = i == 0 ? "y0" : i == 1 ? "y1" : "y";
+        kit_node(m, "Reshape", text, from);
+    }
+    kit_ints(m, "shape", 3, 0, 0, 20);
+    kit_output(m, "y", CM_FP32, kit_shape(3, -1, -1, 20));
+    return m;
+}
+
+static void test_batches(void **state)
+{
+    (void)state;
+    struct kit_loaded l;
+    struct kit_model *m = stack(false);
+    kit_load_model(&l, m, 1, NULL);
+    assert_false(wk_model_signature(l.model)->batchable);
+    assert_non_null(strstr(wk_model_signature(l.model)->why_not, "(LSTM) may mix rows"));
+    kit_unload(&l);
+    kit_free(m);
+    m = stack(true);
+    kit_load_model(&l, m, 1, NULL);
+    assert_true(wk_model_signature(l.model)->batchable);
+    kit_unload(&l);
+    struct cm_shape row = kit_shape(3, 1, 5, 20);
+    struct one_answer_model model = {.shapes = &row, .rows = ONE_ANSWER_ROWS};
+    void *bytes = kit_bytes(m, &model.length);
+    model.bytes = bytes;
+    assert_true(one_answer(&model) >= 2);
+    free(bytes);
+    kit_free(m);
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 /* An LSTM of 4 hidden units over [seq, batch, 3], whose attributes the caller adds. */
@@ -605,9 +660,10 @@ static void test_bad_lengths(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rnn),      cmocka_unit_test(test_gru),
-        cmocka_unit_test(test_lstm),     cmocka_unit_test(test_long_sequences),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_bad_lengths),
+        cmocka_unit_test(test_rnn),         cmocka_unit_test(test_gru),
+        cmocka_unit_test(test_lstm),        cmocka_unit_test(test_long_sequences),
+        cmocka_unit_test(test_batches),     cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_lengths),
     };
     return cmocka_run_group_tests_name("recurrent", tests, NULL, NULL);
 }
