@@ -19,16 +19,21 @@ struct kit_model {
     size_t n_allocations, room;
 };
 
-static void *take(struct kit_model *m, size_t bytes)
+static void own(struct kit_model *m, void *memory)
 {
-    void *memory = calloc(1, bytes ? bytes : 1);
-    assert_non_null(memory);
     if (m->n_allocations == m->room) {
         m->room = m->room ? m->room * 2 : 256;
         m->allocations = realloc(m->allocations, m->room * sizeof(void *));
         assert_non_null(m->allocations);
     }
     m->allocations[m->n_allocations++] = memory;
+}
+
+static void *take(struct kit_model *m, size_t bytes)
+{
+    void *memory = calloc(1, bytes ? bytes : 1);
+    assert_non_null(memory);
+    own(m, memory);
     return memory;
 }
 
@@ -314,6 +319,15 @@ void kit_attr_tensor(struct kit_model *m, const char *name, enum cm_dtype dtype,
 {
     attribute(m, name, ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__TENSOR)->t =
         tensor(m, "", dtype, shape, data);
+}
+
+void kit_attr_graph(struct kit_model *m, const char *name, struct kit_model *body)
+{
+    attribute(m, name, ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__GRAPH)->g = body->proto->graph;
+    for (size_t i = 0; i < body->n_allocations; i++)
+        own(m, body->allocations[i]);
+    free(body->allocations);
+    free(body);
 }
 
 void *kit_bytes(struct kit_model *m, size_t *ret_length)

@@ -49,6 +49,9 @@ void kit_attr_strings(struct kit_model *m, const char *name, const char *names);
 void kit_attr_tensor(struct kit_model *m, const char *name, enum cm_dtype dtype,
                      struct cm_shape shape, const void *data);
 
+/* A subgraph: body's graph with its inputs, outputs and nodes. body belongs to m from here on. */
+void kit_attr_graph(struct kit_model *m, const char *name, struct kit_model *body);
+
 /* The generated message, for tests that break it; owned by m. */
 struct Onnx__ModelProto *kit_proto(struct kit_model *m);
 
