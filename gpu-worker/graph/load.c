@@ -46,6 +46,20 @@ static enum cm_err out_of_memory(struct loader *loader)
     return cm_fail(loader->err, CM_NOMEM, "out of memory while loading a model");
 }
 
+/* No ai.onnx: an operator says best what kind of model that is. */
+static enum cm_err refuse_imports(struct loader *loader, const Onnx__ModelProto *model)
+{
+    char type[96], domain[64];
+    if (!model->graph || model->graph->n_node == 0 || !model->n_opset_import)
+        return cm_fail(loader->err, CM_INVALID, "the model imports no version of ai.onnx");
+    const Onnx__NodeProto *node = model->graph->node[0];
+    wk_printable(text_or_empty(node->op_type), type, sizeof type);
+    wk_printable(text_or_empty(node->domain), domain, sizeof domain);
+    return cm_fail(loader->err, CM_UNSUPPORTED,
+                   "the model imports no version of ai.onnx: operator %s%s%s is not supported",
+                   domain, domain[0] ? "." : "", type);
+}
+
 static enum cm_err find_opset(struct loader *loader, const Onnx__ModelProto *model)
 {
     if (!model->has_ir_version || model->ir_version < MIN_IR)
@@ -64,9 +78,7 @@ static enum cm_err find_opset(struct loader *loader, const Onnx__ModelProto *mod
                            "the model needs opset %lld; supported are %d to %d",
                            (long long)loader->opset, WK_MIN_OPSET, WK_MAX_OPSET);
     }
-    if (!loader->opset)
-        return cm_fail(loader->err, CM_INVALID, "the model imports no version of ai.onnx");
-    return CM_OK;
+    return loader->opset ? CM_OK : refuse_imports(loader, model);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -186,6 +198,41 @@ static enum cm_err add_captured(struct loader *loader, const struct wk_node *nod
     return CM_OK;
 }
 
+static bool uses(char *const *names, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(text_or_empty(names[i]), name) == 0)
+            return true;
+    return false;
+}
+
+/* wk_load_info; a refusal ends with the operator whose input or output it is, which says more of
+ * the model than a name does. What no operator takes gets the first one. */
+static enum cm_err load_info(struct loader *loader, const Onnx__ValueInfoProto *proto,
+                             const char *what, bool is_input, struct wk_tensor_info *ret_info)
+{
+    const char *name = text_or_empty(proto->name), *role = is_input ? "goes to" : "comes from";
+    enum cm_err code = wk_load_info(proto, what, loader->err, ret_info);
+    if (code != CM_UNSUPPORTED || !loader->proto->n_node)
+        return code;
+    size_t at = 0;
+    for (; at < loader->proto->n_node; at++) {
+        const Onnx__NodeProto *node = loader->proto->node[at];
+        if (is_input ? uses(node->input, node->n_input, name)
+                     : uses(node->output, node->n_output, name))
+            break;
+    }
+    if (at == loader->proto->n_node) {
+        at = 0;
+        role = "goes nowhere; the model begins with";
+    }
+    char why[sizeof loader->err->text], type[96];
+    snprintf(why, sizeof why, "%s", loader->err->text);
+    return cm_fail(
+        loader->err, code, "%.300s (it %s operator %s)", why, role,
+        wk_printable(text_or_empty(loader->proto->node[at]->op_type), type, sizeof type));
+}
+
 static enum cm_err add_inputs(struct loader *loader)
 {
     const Onnx__GraphProto *proto = loader->proto;
@@ -202,7 +249,7 @@ static enum cm_err add_inputs(struct loader *loader)
         snprintf(what, sizeof what, "input \"%s\"",
                  wk_printable(name, printable, sizeof printable));
         struct wk_tensor_info *info = &graph->input_info[graph->n_inputs];
-        enum cm_err code = wk_load_info(proto->input[i], what, loader->err, info);
+        enum cm_err code = load_info(loader, proto->input[i], what, true, info);
         graph->inputs[graph->n_inputs] = (int32_t)graph->n_values;
         if (code == CM_OK)
             code =
@@ -374,8 +421,7 @@ static enum cm_err resolve_outputs(struct loader *loader)
         for (size_t k = 0; k < i; k++)
             if (graph->outputs[k] == graph->outputs[i])
                 return cm_fail(loader->err, CM_INVALID, "%s is listed twice", what);
-        enum cm_err code =
-            wk_load_info(proto->output[i], what, loader->err, &graph->output_info[i]);
+        enum cm_err code = load_info(loader, proto->output[i], what, false, &graph->output_info[i]);
         if (code != CM_OK)
             return code;
         graph->n_outputs++;

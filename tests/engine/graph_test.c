@@ -428,7 +428,7 @@ static void tensors(void **state)
     refuse(m, CM_UNSUPPORTED, "declares no shape");
     m = small();
     kit_proto(m)->graph->input[0]->type = NULL;
-    refuse(m, CM_UNSUPPORTED, "is not a tensor");
+    refuse(m, CM_UNSUPPORTED, "is not a tensor: not supported (it goes to operator Relu)");
     m = small();
     Onnx__SparseTensorProto sparse = ONNX__SPARSE_TENSOR_PROTO__INIT;
     Onnx__SparseTensorProto *sparses[] = {&sparse};
