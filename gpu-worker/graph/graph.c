@@ -77,12 +77,13 @@ enum cm_err wk_node_fail(struct cm_error *err, enum cm_err code, const struct wk
 
 void wk_graph_drop_proto(struct wk_graph *graph)
 {
-    if (graph->proto)
+    if (graph->proto) { /* a subgraph has its model's */
         onnx__model_proto__free_unpacked(graph->proto, NULL);
+        wk_external_destroy(graph->external);
+    }
     graph->proto = NULL;
-    wk_arena_fini(&graph->load_arena);
-    wk_external_destroy(graph->external);
     graph->external = NULL;
+    wk_arena_fini(&graph->load_arena);
 }
 
 void wk_graph_fini(struct wk_graph *graph)

@@ -173,7 +173,7 @@ struct wk_graph {
     void *proto; /* unpacked file that constants point into; see wk_graph_drop_proto */
     struct wk_arena load_arena; /* data of large constants that passes made; goes with proto */
     /* Files beside the model that constants point into; NULL where it comes without a folder. Goes
-     * with proto. */
+     * with proto. A subgraph's is its model's. */
     struct wk_external *external;
 };
 

@@ -759,6 +759,7 @@ static enum cm_err load_subgraph(struct loader *parent, const struct wk_node *no
     sort_list(&captured);
     graph->sibling = parent->graph->child;
     parent->graph->child = graph;
+    graph->external = parent->graph->external;
     struct loader loader = {.graph = graph,
                             .proto = proto,
                             .parent = parent,

@@ -445,6 +445,43 @@ static void constants_of_nodes(void **state)
     refuse(m, CM_INVALID, "attribute value of node 0 (Constant): external data");
 }
 
+/* If's two branches, the same one: y = the constant v, which lies outside. */
+static struct kit_model *branches(struct kit_model *branch, const char *location)
+{
+    struct kit_model *m = kit_model(13);
+    static const char *const names[] = {"then_branch", "else_branch"};
+    kit_output(branch, "s", CM_FP32, kit_shape(1, N));
+    kit_const(branch, "c", CM_FP32, kit_shape(1, N), v);
+    kit_external(branch, 0, "location", location, "offset", "16384", NULL);
+    kit_node(branch, "Neg", "c", "s");
+    kit_input(m, "condition", CM_BOOL, KIT_SHAPE0());
+    kit_output(m, "y", CM_FP32, kit_shape(1, N));
+    kit_node(m, "If", "condition", "y");
+    for (unsigned i = 0; i < 2; i++) {
+        kit_attr_i(m, names[i], 0);
+        Onnx__AttributeProto *a = kit_proto(m)->graph->node[0]->attribute[i];
+        a->has_i = 0;
+        a->type = ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__GRAPH;
+        a->g = kit_proto(branch)->graph;
+    }
+    return m;
+}
+
+static void constants_of_subgraphs(void **state)
+{
+    struct kit_model *branch = kit_model(13);
+    struct wk_model *model = NULL;
+    struct cm_error err = {0};
+    (void)state;
+    if (parse(branches(branch, "weights.bin"), &err, &model) != CM_OK)
+        fail_msg("%s", err.text);
+    wk_model_destroy(model);
+    kit_free(branch);
+    branch = kit_model(13);
+    refuse(branches(branch, "../weights.bin"), CM_INVALID, "leaves the model's folder");
+    kit_free(branch);
+}
+
 /* The file is looked at again after every read: a writer meanwhile is noticed. */
 static void files_that_change(void **state)
 {
@@ -480,12 +517,19 @@ static void files_that_change(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_files),       cmocka_unit_test(shared_bytes),
-        cmocka_unit_test(safetensors),       cmocka_unit_test(the_key_covers_the_file),
-        cmocka_unit_test(checksums),         cmocka_unit_test(paths),
-        cmocka_unit_test(kinds_of_files),    cmocka_unit_test(numbers),
-        cmocka_unit_test(entries),           cmocka_unit_test(overlapping_tensors),
-        cmocka_unit_test(many_files),        cmocka_unit_test(constants_of_nodes),
+        cmocka_unit_test(plain_files),
+        cmocka_unit_test(shared_bytes),
+        cmocka_unit_test(safetensors),
+        cmocka_unit_test(the_key_covers_the_file),
+        cmocka_unit_test(checksums),
+        cmocka_unit_test(paths),
+        cmocka_unit_test(kinds_of_files),
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(entries),
+        cmocka_unit_test(overlapping_tensors),
+        cmocka_unit_test(many_files),
+        cmocka_unit_test(constants_of_nodes),
+        cmocka_unit_test(constants_of_subgraphs),
         cmocka_unit_test(files_that_change),
     };
     return cmocka_run_group_tests(tests, start, stop);
