@@ -15,6 +15,7 @@ struct wk_arena_block;
 struct wk_arena {
     struct wk_arena_block *blocks;
     size_t used, limit; /* of the newest block */
+    uint32_t tracked;   /* elements of facts that lie in it; graph/infer.c counts and limits them */
 };
 
 /* Zeroed memory, 16-byte aligned, valid until wk_arena_fini. NULL when memory is out or when

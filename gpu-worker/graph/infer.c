@@ -89,6 +89,21 @@ bool infer_is_tracked_type(enum cm_dtype dtype)
     return dtype == CM_INT64 || dtype == CM_INT32;
 }
 
+/* A chain of additions on small constants, two dozen bytes of the file each, would otherwise take
+ * 16 KB a node. */
+static enum cm_err take_elems(struct wk_arena *arena, int64_t count, struct cm_error *err,
+                              struct wk_elem **ret)
+{
+    if (count > WK_MAX_TRACKED_SUM - arena->tracked)
+        return cm_fail(err, CM_LIMIT, "the model computes more than %u integers for shapes",
+                       WK_MAX_TRACKED_SUM);
+    *ret = wk_arena_take(arena, (size_t)count, sizeof **ret);
+    if (!*ret)
+        return cm_fail(err, CM_NOMEM, "out of memory");
+    arena->tracked += (uint32_t)count;
+    return CM_OK;
+}
+
 enum cm_err infer_track(struct infer *in, enum cm_dtype dtype, const struct cm_shape *shape,
                         struct wk_elem **ret)
 {
@@ -98,9 +113,9 @@ enum cm_err infer_track(struct infer *in, enum cm_dtype dtype, const struct cm_s
         count > WK_MAX_TRACKED)
         return CM_OK;
     struct wk_fact *out = infer_out(in, 0);
-    *ret = wk_arena_take(in->arena, (size_t)count, sizeof **ret);
-    if (!*ret || !out)
-        return cm_fail(in->err, CM_NOMEM, "out of memory");
+    enum cm_err code = take_elems(in->arena, count, in->err, ret);
+    if (code != CM_OK || !out)
+        return code != CM_OK ? code : cm_fail(in->err, CM_NOMEM, "out of memory");
     out->n_elems = (uint32_t)count;
     out->elems = *ret;
     return CM_OK;
@@ -219,9 +234,10 @@ enum cm_err wk_fact_know(struct wk_fact *fact, const void *data, struct wk_arena
     if (fact->elems || !infer_is_tracked_type(fact->dtype) ||
         cm_shape_count(&fact->shape, &count) != CM_OK || count > WK_MAX_TRACKED)
         return CM_OK;
-    struct wk_elem *elems = wk_arena_take(arena, (size_t)count, sizeof *elems);
-    if (!elems)
-        return cm_fail(err, CM_NOMEM, "out of memory");
+    struct wk_elem *elems;
+    enum cm_err code = take_elems(arena, count, err, &elems);
+    if (code != CM_OK)
+        return code;
     for (int64_t i = 0; i < count; i++) {
         int32_t narrow;
         if (fact->dtype == CM_INT64) {

@@ -23,7 +23,7 @@ struct wk_fact *infer_out(const struct infer *in, unsigned k);
 enum cm_err infer_set(struct infer *in, enum cm_dtype dtype, const struct cm_shape *shape);
 
 /* Room for the elements of a value with this shape: NULL in *ret where they are not tracked (type,
- * unknown dimension or too many). CM_NOMEM only. */
+ * unknown dimension or too many). CM_NOMEM, and CM_LIMIT for too many of the whole graph. */
 enum cm_err infer_track(struct infer *in, enum cm_dtype dtype, const struct cm_shape *shape,
                         struct wk_elem **ret);
 

@@ -286,7 +286,7 @@ static const struct worst worst[] = {
     {"the longest chain", longest_chain, CM_OK},
     {"doubling paths", doubling_paths, CM_OK},
     {"equal nodes", equal_nodes, CM_OK},
-    {"tracked integers everywhere", tracked_everywhere, CM_OK},
+    {"tracked integers everywhere", tracked_everywhere, CM_LIMIT},
     {"growing constants", growing_constants, CM_OK},
     {"many fills", many_fills, CM_OK},
     {"wide nodes", wide_nodes, CM_OK},
