@@ -379,6 +379,54 @@ static void independence_is_proven(void **state)
     expect(m, CM_FP32, "[-1,3,8]", true, "");
 }
 
+/* Convolutions, pools, quantised operators and transforms: what keeps rows, and what only seems to.
+ */
+static void rows_of_windows(void **state)
+{
+    static const uint8_t zeros[8] = {0};
+    const float scales[4] = {0.5f, 0.5f, 0.5f, 0.5f};
+    struct kit_model *m = on(13, kit_shape(4, -1, 3, 8, 8));
+    (void)state;
+    kit_random(m, "w", kit_shape(4, 3, 2, 2, 2));
+    kit_node(m, "ConvTranspose", "x,w", "y");
+    kit_attr_ints(m, "strides", 2, 2, 2);
+    expect(m, CM_FP32, "[-1,2,16,16]", true, "");
+    m = on(13, kit_shape(4, -1, 3, 8, 8));
+    kit_node(m, "MaxPool", "x", "v,y");
+    kit_attr_ints(m, "kernel_shape", 2, 2, 2);
+    expect(m, CM_INT64, "[-1,3,7,7]", false, "MaxPool"); /* counted through the whole batch */
+    m = on(13, kit_shape(4, -1, 3, 8, 8));
+    kit_node(m, "MaxPool", "x", "y,i");
+    kit_attr_ints(m, "kernel_shape", 2, 2, 2);
+    expect(m, CM_FP32, "[-1,3,7,7]", true, "");
+    m = on(13, FLAT);
+    kit_node(m, "DynamicQuantizeLinear", "x", "y,s,z"); /* one scale for all */
+    expect(m, CM_UINT8, "[-1,8]", false, "DynamicQuantizeLinear");
+    m = on(13, FLAT);
+    kit_const(m, "s", CM_FP32, KIT_SHAPE0(), scales);
+    kit_const(m, "z", CM_UINT8, KIT_SHAPE0(), zeros);
+    kit_node(m, "QuantizeLinear", "x,s,z", "q");
+    kit_const(m, "w", CM_UINT8, kit_shape(2, 8, 1), zeros);
+    kit_node(m, "QLinearMatMul", "q,s,z,w,s,z,s,z", "p");
+    kit_node(m, "DequantizeLinear", "p,s,z", "y");
+    expect(m, CM_FP32, "[-1,1]", true, "");
+    m = on(13, kit_shape(2, -1, 4));
+    kit_const(m, "s", CM_FP32, kit_shape(1, 4), scales);
+    kit_node(m, "QuantizeLinear", "x,s", "y");
+    kit_attr_i(m, "axis", 0); /* row i has scale i */
+    expect(m, CM_UINT8, "[-1,4]", false, "QuantizeLinear");
+    m = on(13, kit_shape(2, -1, 4));
+    kit_const(m, "s", CM_FP32, kit_shape(1, 4), scales);
+    kit_node(m, "QuantizeLinear", "x,s", "y");
+    expect(m, CM_UINT8, "[-1,4]", true, "");
+    for (int axis = 0; axis < 2; axis++) {
+        m = on(17, kit_shape(3, -1, 8, 1));
+        kit_node(m, "DFT", "x", "y");
+        kit_attr_i(m, "axis", axis);
+        expect(m, CM_FP32, "[-1,8,2]", axis == 1, axis == 1 ? "" : "DFT");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -387,6 +435,7 @@ int main(void)
         cmocka_unit_test(reshapes),
         cmocka_unit_test(mixing_is_noticed),
         cmocka_unit_test(independence_is_proven),
+        cmocka_unit_test(rows_of_windows),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
