@@ -311,3 +311,28 @@ enum cm_err infer_top_k(struct infer *in)
     (void)infer_set_out(in, 0, x->dtype, &shape);
     return infer_set_out(in, 1, CM_INT64, &shape);
 }
+
+/* How many different slices there are is for the data to say. */
+enum cm_err infer_unique(struct infer *in)
+{
+    const struct wk_fact *x = infer_in(in, 0);
+    struct cm_shape y = {.rank = 1, .dims = {WK_DIM_ANY}}, found = y, all = y;
+    unsigned axis;
+    if (wk_node_attr(in->node, "axis")) {
+        enum cm_err code = infer_axis(in, 0, x->shape.rank, &axis);
+        if (code != CM_OK)
+            return code;
+        y = x->shape;
+        y.dims[axis] = WK_DIM_ANY;
+        all.dims[0] = x->shape.dims[axis];
+    } else {
+        all.dims[0] = 1;
+        for (unsigned i = 0; i < x->shape.rank; i++)
+            if (!dim_mul(all.dims[0], x->shape.dims[i], &all.dims[0]))
+                return wk_node_fail(in->err, CM_LIMIT, in->node, "its input is too large");
+    }
+    (void)infer_set_out(in, 1, CM_INT64, &found);
+    (void)infer_set_out(in, 2, CM_INT64, &all);
+    (void)infer_set_out(in, 3, CM_INT64, &found);
+    return infer_set_out(in, 0, x->dtype, &y);
+}

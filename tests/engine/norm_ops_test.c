@@ -15,13 +15,6 @@
 
 static const enum cm_dtype floats[] = {CM_FP32, CM_FP64, CM_FP16, CM_BF16};
 
-static double *room(size_t count)
-{
-    double *v = calloc(count + 1, sizeof *v);
-    assert_non_null(v);
-    return v;
-}
-
 /* Mean and population variance of n values at distance stride. */
 static void moments(const double *x, size_t n, size_t stride, double *mean, double *var)
 {
@@ -65,10 +58,10 @@ static void batch_expect(const struct batch *b, struct typed_case *c)
 {
     const double *x = c->in[0].v, *scale = c->in[1].v, *bias = c->in[2].v;
     size_t channels = c->in[1].count, n = c->in[0].count;
-    double *y = room(n), *own[2] = {room(channels), room(channels)};
-    double *run[2] = {room(channels), room(channels)};
+    double *y = typed_room(n), *own[2] = {typed_room(channels), typed_room(channels)};
+    double *run[2] = {typed_room(channels), typed_room(channels)};
     for (size_t ch = 0; ch < channels; ch++) {
-        double *mine = room(n), mean = c->in[3].v[ch], var = c->in[4].v[ch];
+        double *mine = typed_room(n), mean = c->in[3].v[ch], var = c->in[4].v[ch];
         size_t count = 0;
         for (size_t i = 0; i < n; i++)
             if (channel_of(b->x, b->spatial, i) == ch)
@@ -213,7 +206,7 @@ static void layer_case(const struct layer *l)
         typed_output(&c, "mean", CM_FP32, rows);
         typed_output(&c, "inv", CM_FP32, rows);
     }
-    double *want = room(240), *means = room(n_rows), *invs = room(n_rows);
+    double *want = typed_room(240), *means = typed_room(n_rows), *invs = typed_room(n_rows);
     for (size_t i = 0; i < 240; i++) {
         double mean, var;
         size_t at = l->odd ? i / 20 % 3 : i % n;
@@ -280,7 +273,7 @@ static void group_case(int opset, int groups, enum cm_dtype dtype, struct cm_sha
         kit_attr_i(c.model, "num_groups", groups);
     kit_attr_f(c.model, "epsilon", 0.01f);
     typed_output(&c, "y", dtype, x);
-    double *want = room(n);
+    double *want = typed_room(n);
     for (size_t i = 0; i < n; i++) {
         size_t row = in_group * plane, channel = i / plane % channels;
         size_t at = by_group ? channel / in_group : channel;

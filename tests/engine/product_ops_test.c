@@ -18,13 +18,6 @@ static const enum cm_dtype all_numbers[] = {CM_FP32,  CM_FP64,   CM_FP16,   CM_B
                                             CM_INT8,  CM_INT16,  CM_INT32,  CM_INT64,
                                             CM_UINT8, CM_UINT16, CM_UINT32, CM_UINT64};
 
-static double *room(size_t count)
-{
-    double *v = calloc(count + 1, sizeof *v);
-    assert_non_null(v);
-    return v;
-}
-
 /* ---- Einsum, and MatMul as one ----------------------------------------------------------------
  */
 
@@ -113,7 +106,7 @@ static void einsum_case(const struct einsum *e, enum cm_dtype dtype)
     for (char *o = out; *o; o++)
         shape.dims[shape.rank++] = dim_of(*o);
     typed_output(&c, "y", dtype, shape);
-    double *want = room(typed_count(shape));
+    double *want = typed_room(typed_count(shape));
     einsum_reference((const char *const *)terms, n, c.in, out, want);
     for (size_t i = 0; i < typed_count(shape) && dtype == CM_INT8; i++)
         want[i] = (double)(int8_t)(int64_t)want[i];
@@ -275,7 +268,7 @@ static void matmul_case(enum cm_dtype dtype, struct cm_shape a, struct cm_shape 
         shape.dims[shape.rank++] = dim;
     }
     typed_output(&c, "y", dtype, shape);
-    double *want = room(typed_count(shape));
+    double *want = typed_room(typed_count(shape));
     const char *const both[] = {text, second};
     einsum_reference(both, 2, c.in, out, want);
     typed_run(&c);
@@ -331,7 +324,7 @@ static void gemm_case(const struct gemm *g, enum cm_dtype dtype)
     kit_attr_f(c.model, "alpha", g->alpha);
     kit_attr_f(c.model, "beta", g->beta);
     typed_output(&c, "y", dtype, kit_shape(2, M, N));
-    double *want = room(M * N);
+    double *want = typed_room(M * N);
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
             double sum = 0;

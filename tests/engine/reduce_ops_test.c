@@ -1,5 +1,5 @@
-/* What reduces, ranks and scores, of every element type, against plain loops in double: reductions,
- * ArgMax and ArgMin, CumSum, softmax and hardmax, TopK, losses, global pools. Axes are negative,
+/* What reduces and scores, of every element type, against plain loops in double: reductions, ArgMax
+ * and ArgMin, CumSum, softmax and hardmax, losses, global pools. Axes are negative,
  * empty and several, dimensions empty, attributes wrong. */
 #include "tests/engine/typed_kit.h"
 
@@ -19,13 +19,6 @@ static const enum cm_dtype floats[] = {CM_FP32, CM_FP64, CM_FP16, CM_BF16};
 static const enum cm_dtype all_numbers[] = {CM_FP32,  CM_FP64,   CM_FP16,   CM_BF16,
                                             CM_INT8,  CM_INT16,  CM_INT32,  CM_INT64,
                                             CM_UINT8, CM_UINT16, CM_UINT32, CM_UINT64};
-
-static double *room(size_t count)
-{
-    double *v = calloc(count + 1, sizeof *v);
-    assert_non_null(v);
-    return v;
-}
 
 /* ---- reductions ------------------------------------------------------------------------------ */
 
@@ -119,7 +112,7 @@ static void reduce_case(int op, enum cm_dtype dtype, const struct axes_case *axe
         else if (keep)
             out.dims[out.rank++] = 1;
     typed_output(&c, "y", dtype, out);
-    double *want = room(typed_count(out));
+    double *want = typed_room(typed_count(out));
     reduce_reference(op, x, axes->marks, want, typed_count(out));
     typed_run(&c);
     typed_check(&c, 0, want, op == PROD || op == SUM_SQUARE ? 100 : 20);
@@ -221,7 +214,7 @@ static void reduce_no_axes(void **state)
             if (empty)
                 kit_const(c.model, "axes", CM_INT64, kit_shape(1, 0), "");
             typed_output(&c, "y", CM_FP32, kit_shape(2, 3, 20));
-            double *want = room(60);
+            double *want = typed_room(60);
             reduce_reference(op, x, 0, want, 60);
             typed_run(&c);
             typed_check(&c, 0, want, 2);
@@ -296,26 +289,11 @@ static void reduce_refusals(void **state)
 
 /* ---- positions and running sums -------------------------------------------------------------- */
 
-/* [outer][n][inner] of an axis. */
-struct around {
-    size_t outer, n, inner;
-};
-
-static struct around around(struct cm_shape shape, int axis)
-{
-    struct around a = {1, 1, 1};
-    if (axis < 0)
-        axis += shape.rank;
-    for (int d = 0; d < shape.rank; d++)
-        *(d < axis ? &a.outer : d == axis ? &a.n : &a.inner) *= (size_t)shape.dims[d];
-    return a;
-}
-
 static void arg_case(enum cm_dtype dtype, int axis, bool max, bool last, bool keep)
 {
     struct typed_case c;
     struct cm_shape shape = kit_shape(3, 3, 6, 5), out = {0};
-    struct around a = around(shape, axis);
+    struct typed_around a = typed_around(shape, axis);
     typed_begin(&c, 13);
     struct typed_operand *x = typed_random(&c, "x", dtype, shape, 3); /* whole: many ties */
     for (size_t i = 0; i < x->count; i++)
@@ -330,7 +308,7 @@ static void arg_case(enum cm_dtype dtype, int axis, bool max, bool last, bool ke
         else if (keep)
             out.dims[out.rank++] = 1;
     typed_output(&c, "y", CM_INT64, out);
-    double *want = room(a.outer * a.inner);
+    double *want = typed_room(a.outer * a.inner);
     for (size_t o = 0; o < a.outer; o++)
         for (size_t q = 0; q < a.inner; q++) {
             size_t best = 0;
@@ -385,7 +363,7 @@ static void running_sums(void **state)
             for (unsigned how = 0; how < 4; how++) {
                 bool exclusive = how & 1, reverse = how >> 1;
                 struct cm_shape shape = kit_shape(3, 3, 4, 5);
-                struct around a = around(shape, axis);
+                struct typed_around a = typed_around(shape, axis);
                 struct typed_case c;
                 double at = axis;
                 typed_begin(&c, 14);
@@ -398,7 +376,7 @@ static void running_sums(void **state)
                 kit_attr_i(c.model, "exclusive", exclusive);
                 kit_attr_i(c.model, "reverse", reverse);
                 typed_output(&c, "y", numbers[t], shape);
-                double *want = room(60);
+                double *want = typed_room(60);
                 for (size_t o = 0; o < a.outer; o++)
                     for (size_t q = 0; q < a.inner; q++) {
                         double sum = 0;
@@ -443,16 +421,16 @@ static void softmaxes(void **state)
             for (int axis = -3; axis < 3; axis++)
                 for (int coerced = 0; coerced < 2; coerced++) {
                     struct cm_shape shape = kit_shape(3, 3, 4, 6);
-                    struct around a = around(shape, axis);
+                    struct typed_around a = typed_around(shape, axis);
                     if (coerced)
-                        a = (struct around){a.outer, a.n * a.inner, 1};
+                        a = (struct typed_around){a.outer, a.n * a.inner, 1};
                     struct typed_case c;
                     typed_begin(&c, coerced ? 11 : 13);
                     struct typed_operand *x = typed_random(&c, "x", floats[t], shape, 4);
                     kit_node(c.model, ops[op], "x", "y");
                     kit_attr_i(c.model, "axis", axis);
                     typed_output(&c, "y", floats[t], shape);
-                    double *want = room(72);
+                    double *want = typed_room(72);
                     for (size_t o = 0; o < a.outer; o++)
                         for (size_t q = 0; q < a.inner; q++) {
                             size_t at = o * a.n * a.inner + q;
@@ -482,109 +460,28 @@ static void softmax_refusals(void **state)
     typed_refused(&c, CM_INVALID, "axis 2 of 2 dimensions");
 }
 
-/* ---- TopK ------------------------------------------------------------------------------------ */
+/* ---- what the data decides ------------------------------------------------------------------- */
 
-static bool ranks_before(const double *x, size_t stride, size_t i, size_t j, bool largest)
+/* Axes that are an input: shapes are known in the run only. */
+static void late_axes(void **state)
 {
-    double a = x[i * stride], b = x[j * stride];
-    if (a != a || b != b)
-        return a != a && b != b ? i < j : largest ? a != a : b != b;
-    return a == b ? i < j : largest ? a > b : a < b;
-}
-
-static void top_k_reference(const double *x, size_t n, size_t stride, size_t k, bool largest,
-                            double *values, double *indices)
-{
-    for (size_t i = 0; i < n; i++) {
-        size_t rank = 0;
-        for (size_t j = 0; j < n; j++)
-            rank += j != i && ranks_before(x, stride, j, i, largest);
-        if (rank < k) {
-            values[rank * stride] = x[i * stride];
-            indices[rank * stride] = (double)i;
-        }
-    }
-}
-
-static void top_k_case(int opset, enum cm_dtype dtype, int axis, int k, bool largest, bool nan)
-{
-    struct typed_case c;
-    struct cm_shape shape = kit_shape(3, 4, 7, 5), out = shape;
-    struct around a = around(shape, axis);
-    typed_begin(&c, opset);
-    struct typed_operand *x = typed_random(&c, "x", dtype, shape, 6);
-    for (size_t i = 0; i < x->count; i++)
-        x->v[i] = nan && i % 11 == 3 ? NAN : rint(x->v[i]);
-    out.dims[(axis + 3) % 3] = k;
-    kit_node(c.model, "TopK", opset < 10 ? "x" : "x,k", "values,indices");
-    kit_attr_i(c.model, "axis", axis);
-    if (opset < 10)
-        kit_attr_i(c.model, "k", k);
-    else
-        kit_ints(c.model, "k", 1, k);
-    if (opset >= 11) {
-        kit_attr_i(c.model, "largest", largest);
-        kit_attr_i(c.model, "sorted", k % 2);
-    }
-    typed_output(&c, "values", dtype, out);
-    typed_output(&c, "indices", CM_INT64, out);
-    double *values = room(typed_count(out)), *indices = room(typed_count(out));
-    for (size_t o = 0; o < a.outer; o++)
-        for (size_t q = 0; q < a.inner; q++) {
-            size_t to = o * (size_t)k * a.inner + q;
-            top_k_reference(x->v + o * a.n * a.inner + q, a.n, a.inner, (size_t)k, largest,
-                            values + to, indices + to);
-        }
-    typed_run(&c);
-    typed_check(&c, 0, values, 0);
-    typed_check(&c, 1, indices, 0);
-    free(values);
-    free(indices);
-    typed_end(&c);
-}
-
-static void top_ks(void **state)
-{
+    static const double axes[] = {2, -3};
     (void)state;
-    for (int t = 0; t < COUNT(all_numbers); t++)
-        for (int axis = -3; axis < 3; axis++)
-            for (int k = 0; k <= 4; k++)
-                top_k_case(11, all_numbers[t], axis, k, (t + k) % 2, false);
-    for (int largest = 0; largest < 2; largest++)
-        for (int t = 0; t < COUNT(floats); t++)
-            top_k_case(11, floats[t], 1, 7, largest, true);
-    top_k_case(9, CM_FP32, -1, 3, true, false);
-    top_k_case(10, CM_FP64, 0, 2, true, false);
-}
-
-static void top_k_refusals(void **state)
-{
-    static const struct {
-        int opset, k, axis;
-        const char *text;
-    } cases[] = {{11, 4, -1, "k is 4, axis 1 has 3 elements"},
-                 {11, -1, -1, "k is -1"},
-                 {11, 1, 2, "axis 2 of 2 dimensions"},
-                 {9, 4, 1, "k is 4"}};
-    struct typed_case c;
-    (void)state;
-    for (int i = 0; i < COUNT(cases); i++) {
-        typed_begin(&c, cases[i].opset);
-        typed_random(&c, "x", CM_FP32, kit_shape(2, 2, 3), 1);
-        kit_node(c.model, "TopK", cases[i].opset < 10 ? "x" : "x,k", "y,i");
-        kit_attr_i(c.model, "axis", cases[i].axis);
-        if (cases[i].opset < 10)
-            kit_attr_i(c.model, "k", cases[i].k);
-        else
-            kit_ints(c.model, "k", 1, cases[i].k);
-        typed_output(&c, "y", CM_FP32, kit_shape(2, 2, 3));
-        typed_refused(&c, CM_INVALID, cases[i].text);
-    }
-    typed_begin(&c, 9);
-    typed_random(&c, "x", CM_FP32, kit_shape(2, 2, 3), 1);
-    kit_node(c.model, "TopK", "x", "y,i");
-    typed_output(&c, "y", CM_FP32, kit_shape(2, 2, 3));
-    typed_refused(&c, CM_INVALID, "attribute k is missing");
+    for (int t = 0; t < COUNT(numbers); t++)
+        for (int keep = 0; keep < 2; keep++) {
+            struct typed_case c;
+            typed_begin(&c, 18);
+            struct typed_operand *x = typed_random(&c, "x", numbers[t], kit_shape(3, 3, 5, 4), 4);
+            typed_values(&c, "axes", CM_INT64, kit_shape(1, 2), axes);
+            kit_node(c.model, keep ? "ReduceMax" : "ReduceSum", "x,axes", "y");
+            kit_attr_i(c.model, "keepdims", keep);
+            typed_output(&c, "y", numbers[t], keep ? kit_shape(3, 1, 5, 1) : kit_shape(1, 5));
+            double want[5];
+            reduce_reference(keep ? MAX : SUM, x, 5, want, 5);
+            typed_run(&c);
+            typed_check(&c, 0, want, 20);
+            typed_end(&c);
+        }
 }
 
 /* ---- losses ---------------------------------------------------------------------------------- */
@@ -599,7 +496,7 @@ struct loss {
 static void loss_reference(const struct loss *l, const double *scores, const double *labels,
                            const double *weights, double *y, double *logs)
 {
-    struct around a = around(l->shape, 1);
+    struct typed_around a = typed_around(l->shape, 1);
     double sum = 0, total = 0;
     for (size_t i = 0; i < a.outer * a.n * a.inner; i++)
         logs[i] = scores[i];
@@ -652,7 +549,7 @@ static void loss_case(const struct loss *l)
     typed_output(&c, "y", l->dtype, out);
     if (l->softmax && l->reduction != 1)
         typed_output(&c, "logs", l->dtype, l->shape);
-    double *want = room(typed_count(out)), *logs = room(typed_count(l->shape));
+    double *want = typed_room(typed_count(out)), *logs = typed_room(typed_count(l->shape));
     loss_reference(l, scores, t->v, weights, want, logs);
     typed_run(&c);
     typed_check(&c, 0, want, l->reduction == 1 ? 60 : 8);
@@ -781,10 +678,9 @@ int main(void)
         cmocka_unit_test(running_sums),
         cmocka_unit_test(softmaxes),
         cmocka_unit_test(softmax_refusals),
-        cmocka_unit_test(top_ks),
-        cmocka_unit_test(top_k_refusals),
         cmocka_unit_test(losses),
         cmocka_unit_test(bad_labels),
+        cmocka_unit_test(late_axes),
         cmocka_unit_test(loss_refusals),
         cmocka_unit_test(global_pools),
     };

@@ -21,6 +21,23 @@ size_t typed_count(struct cm_shape shape)
     return (size_t)count;
 }
 
+double *typed_room(size_t count)
+{
+    double *v = calloc(count + 1, sizeof *v);
+    assert_non_null(v);
+    return v;
+}
+
+struct typed_around typed_around(struct cm_shape shape, int axis)
+{
+    struct typed_around a = {1, 1, 1};
+    if (axis < 0)
+        axis += shape.rank;
+    for (int d = 0; d < shape.rank; d++)
+        *(d < axis ? &a.outer : d == axis ? &a.n : &a.inner) *= (size_t)shape.dims[d];
+    return a;
+}
+
 bool typed_is_float(enum cm_dtype dtype)
 {
     return dtype == CM_FP16 || dtype == CM_BF16 || dtype == CM_FP32 || dtype == CM_FP64;

@@ -56,6 +56,15 @@ void typed_end(struct typed_case *c);
  * that has text in it; and ends the case. */
 void typed_refused(struct typed_case *c, enum cm_err code, const char *text);
 
+/* Zeroed room for count numbers. */
+double *typed_room(size_t count);
+
+/* A shape as [outer][n][inner] around an axis, which may count from the back. */
+struct typed_around {
+    size_t outer, n, inner;
+};
+struct typed_around typed_around(struct cm_shape shape, int axis);
+
 size_t typed_count(struct cm_shape shape);
 bool typed_is_float(enum cm_dtype dtype);
 
