@@ -1,15 +1,17 @@
-/* CPU backend: operators that move data. Every element type, by size. See backend_priv.h. */
+/* CPU backend: operators that are strided copies: Transpose, Slice, Concat, Split, Expand,
+ * DepthToSpace, SpaceToDepth. Every element type, by size. See backend_priv.h. */
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
 #include "gpu-worker/cpu/plain.h"
+#include "gpu-worker/graph/infer_move.h"
 
 #include <string.h>
 
-/* One strided copy between input `input` and the output, from and to byte offsets. */
+/* One strided copy between an input and an output, from and to byte offsets. */
 struct move {
     struct k_copy copy;
-    unsigned input;
+    unsigned input, output;
     size_t from, to;
 };
 
@@ -17,10 +19,6 @@ struct move_step {
     struct cpu_step step;
     unsigned n;
     const struct move *moves;
-    /* Pad: the output is filled first. */
-    size_t element, count;
-    int value_input; /* input that holds the filler, or -1: value */
-    uint64_t value;
 };
 
 /* The move that cpu_split is running; the step itself is shared by all threads. */
@@ -36,7 +34,7 @@ static void move_body(const struct cpu_backend *cpu, const struct cpu_step *step
     struct k_copy copy = move->copy;
     (void)cpu, (void)thread;
     copy.x = (const char *)run->in[move->input] + move->from;
-    copy.y = (char *)run->out[0] + move->to;
+    copy.y = (char *)run->out[move->output] + move->to;
     k_copy_run(&copy, i0, i1);
 }
 
@@ -51,25 +49,28 @@ static enum cm_err move_run(const struct cpu_backend *cpu, const struct cpu_step
     return CM_OK;
 }
 
-static enum cm_err take_moves(struct cpu_prepare *p, unsigned n, struct move_step **ret_step,
-                              struct move **ret_moves)
+/* n moves of elements of input 0's type; work is what they move together, in elements. */
+static enum cm_err take_moves(struct cpu_prepare *p, unsigned n, size_t work,
+                              struct move_step **ret_step, struct move **ret_moves)
 {
-    const struct wk_fact *out = wk_call_out(p->call);
-    size_t count = cpu_count(&out->shape);
     struct move *moves = wk_arena_take(p->arena, n, sizeof *moves);
-    struct move_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1, (double)count);
+    struct move_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1, (double)work);
     if (!s || !moves)
         return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
     s->step.run = move_run;
     s->n = n;
     s->moves = moves;
-    s->element = cm_dtype_size(out->dtype);
-    s->count = count;
     for (unsigned i = 0; i < n; i++)
-        moves[i].copy.element = s->element;
+        moves[i].copy.element = cm_dtype_size(wk_call_in(p->call, 0)->dtype);
     *ret_step = s;
     *ret_moves = moves;
     return CM_OK;
+}
+
+/* Elements of output 0. */
+static size_t out_count(const struct cpu_prepare *p)
+{
+    return cpu_count(&wk_call_out(p->call)->shape);
 }
 
 static void set_dims(struct k_copy *copy, const struct cm_shape *shape)
@@ -88,7 +89,7 @@ enum cm_err cpu_prepare_transpose(struct cpu_prepare *p, const struct cpu_step *
     struct move *move;
     enum cm_err code = wk_transpose_perm(p->call->node, x->rank, p->err, perm);
     if (code == CM_OK)
-        code = take_moves(p, 1, &s, &move);
+        code = take_moves(p, 1, out_count(p), &s, &move);
     if (code != CM_OK)
         return code;
     cpu_strides(x, strides);
@@ -110,7 +111,7 @@ enum cm_err cpu_prepare_slice(struct cpu_prepare *p, const struct cpu_step **ret
     struct move *move;
     enum cm_err code = wk_slice_resolve(p->call->node, p->call->facts, p->err, &slice);
     if (code == CM_OK)
-        code = take_moves(p, 1, &s, &move);
+        code = take_moves(p, 1, out_count(p), &s, &move);
     if (code != CM_OK)
         return code;
     cpu_strides(x, strides);
@@ -121,7 +122,7 @@ enum cm_err cpu_prepare_slice(struct cpu_prepare *p, const struct cpu_step **ret
         /* The step of an axis with one element is not used, and may be any number. */
         move->copy.in_stride[i] = slice.length[i] > 1 ? (ptrdiff_t)slice.step[i] * strides[i] : 0;
     }
-    move->from = s->count ? (size_t)from * s->element : 0;
+    move->from = out_count(p) ? (size_t)from * move->copy.element : 0;
     k_copy_simplify(&move->copy);
     *ret_step = &s->step;
     return CM_OK;
@@ -135,7 +136,7 @@ enum cm_err cpu_prepare_concat(struct cpu_prepare *p, const struct cpu_step **re
     struct move_step *s;
     struct move *moves;
     size_t at = 0;
-    enum cm_err code = take_moves(p, n, &s, &moves);
+    enum cm_err code = take_moves(p, n, out_count(p), &s, &moves);
     if (code != CM_OK)
         return code;
     CM_ASSERT(wk_axis(wk_node_int(p->call->node, "axis", 0), out->rank, &axis));
@@ -143,7 +144,7 @@ enum cm_err cpu_prepare_concat(struct cpu_prepare *p, const struct cpu_step **re
     for (unsigned k = 0; k < n; k++) {
         const struct cm_shape *x = &wk_call_in(p->call, k)->shape;
         moves[k].input = k;
-        moves[k].to = at * (size_t)strides[axis] * s->element;
+        moves[k].to = at * (size_t)strides[axis] * moves[k].copy.element;
         set_dims(&moves[k].copy, x);
         cpu_strides(x, moves[k].copy.in_stride);
         memcpy(moves[k].copy.out_stride, strides, sizeof strides);
@@ -161,7 +162,7 @@ enum cm_err cpu_prepare_expand(struct cpu_prepare *p, const struct cpu_step **re
     unsigned skip = out->rank - x->rank;
     struct move_step *s;
     struct move *move;
-    enum cm_err code = take_moves(p, 1, &s, &move);
+    enum cm_err code = take_moves(p, 1, out_count(p), &s, &move);
     if (code != CM_OK)
         return code;
     cpu_strides(x, strides);
@@ -174,145 +175,107 @@ enum cm_err cpu_prepare_expand(struct cpu_prepare *p, const struct cpu_step **re
     return CM_OK;
 }
 
-/* ---- filling --------------------------------------------------------------------------------- */
+/* ---- Split ----------------------------------------------------------------------------------- */
 
-static void fill_body(const struct cpu_backend *cpu, const struct cpu_step *step,
-                      const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+enum cm_err cpu_prepare_split(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
-    const struct move_step *s = (const struct move_step *)step;
-    const void *value = s->value_input >= 0 ? run->in[s->value_input] : (const void *)&s->value;
-    char *out = run->out[0];
-    uint64_t bits = 0;
-    (void)cpu, (void)thread;
-    memcpy(&bits, value, s->element);
-    switch (s->element) {
-    case 1:
-        memset(out + i0, (int)bits, i1 - i0);
-        break;
-    case 2:
-        for (size_t i = i0; i < i1; i++)
-            ((uint16_t *)out)[i] = (uint16_t)bits;
-        break;
-    case 4:
-        for (size_t i = i0; i < i1; i++)
-            ((uint32_t *)out)[i] = (uint32_t)bits;
-        break;
-    default:
-        for (size_t i = i0; i < i1; i++)
-            ((uint64_t *)out)[i] = bits;
-    }
-}
-
-static enum cm_err fill_run(const struct cpu_backend *cpu, const struct cpu_step *step,
-                            const struct wk_run *run)
-{
-    cpu_split(cpu, step, run, fill_body, ((const struct move_step *)step)->count, 1024);
-    return move_run(cpu, step, run);
-}
-
-enum cm_err cpu_prepare_pad(struct cpu_prepare *p, const struct cpu_step **ret_step)
-{
-    const struct cm_shape *x = &wk_call_in(p->call, 0)->shape, *out = &wk_call_out(p->call)->shape;
-    int64_t begin[CM_MAX_RANK], end[CM_MAX_RANK];
+    const struct wk_node *node = p->call->node;
+    const struct cm_shape *x = &wk_call_in(p->call, 0)->shape;
+    int64_t *sizes = wk_arena_take(p->arena, node->n_out, sizeof *sizes);
+    ptrdiff_t strides[CM_MAX_RANK];
     struct move_step *s;
-    struct move *move;
-    enum cm_err code = wk_pad_resolve(p->call->node, p->call->facts, p->err, begin, end);
+    struct move *moves;
+    unsigned axis = 0;
+    size_t at = 0;
+    if (!sizes)
+        return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
+    enum cm_err code = wk_split_resolve(node, p->call->facts, p->err, &axis, sizes);
     if (code == CM_OK)
-        code = take_moves(p, 1, &s, &move);
+        code = take_moves(p, node->n_out, cpu_count(x), &s, &moves);
     if (code != CM_OK)
         return code;
-    s->step.run = fill_run;
-    s->value_input = wk_call_in(p->call, 2) ? 2 : -1;
-    float value = wk_node_float(p->call->node, "value", 0);
-    memcpy(&s->value, &value, sizeof value);
-    set_dims(&move->copy, x);
-    cpu_strides(x, move->copy.in_stride);
-    cpu_strides(out, move->copy.out_stride);
-    for (unsigned i = 0; i < x->rank; i++)
-        move->to += (size_t)begin[i] * (size_t)move->copy.out_stride[i] * s->element;
+    cpu_strides(x, strides);
+    s->n = 0;
+    for (unsigned k = 0; k < node->n_out; k++) {
+        struct move *move = &moves[s->n];
+        struct cm_shape part = *x;
+        part.dims[axis] = sizes[k];
+        if (node->out[k] >= 0 && cpu_count(&part) > 0) {
+            move->output = k;
+            move->from = at * (size_t)strides[axis] * move->copy.element;
+            set_dims(&move->copy, &part);
+            memcpy(move->copy.in_stride, strides, sizeof strides);
+            cpu_strides(&part, move->copy.out_stride);
+            k_copy_simplify(&move->copy);
+            s->n++;
+        }
+        at += (size_t)sizes[k];
+    }
+    *ret_step = &s->step;
+    return CM_OK;
+}
+
+/* ---- depth and space ------------------------------------------------------------------------- */
+
+/* Strides of the six axes (batch, channel, row, row in block, column, column in block) of the
+ * tensor whose blocks lie in space: [batch][channel][row * block][column * block]. */
+static void space_strides(ptrdiff_t channels, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
+                          ptrdiff_t ret[6])
+{
+    ret[5] = 1;
+    ret[4] = block;
+    ret[3] = columns * block;
+    ret[2] = columns * block * block;
+    ret[1] = rows * ret[2];
+    ret[0] = channels * ret[1];
+}
+
+/* The same of the tensor whose blocks lie in the channels. */
+static void depth_strides(ptrdiff_t channels, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t block,
+                          bool channel_first, ptrdiff_t ret[6])
+{
+    ptrdiff_t plane = rows * columns;
+    ret[4] = 1;
+    ret[2] = columns;
+    ret[5] = channel_first ? plane : channels * plane;
+    ret[3] = ret[5] * block;
+    ret[1] = channel_first ? block * block * plane : plane;
+    ret[0] = channels * block * block * plane;
+}
+
+static enum cm_err prepare_blocks(struct cpu_prepare *p, bool to_space,
+                                  const struct cpu_step **ret_step)
+{
+    const struct wk_fact *x = wk_call_in(p->call, 0), *out = wk_call_out(p->call);
+    const struct cm_shape *space = to_space ? &out->shape : &x->shape;
+    const struct cm_shape *depth = to_space ? &x->shape : &out->shape;
+    size_t block = (size_t)wk_node_int(p->call->node, "blocksize", 1);
+    bool channel_first = strcmp(wk_node_string(p->call->node, "mode", "DCR"), "CRD") == 0;
+    size_t dims[6] = {(size_t)space->dims[0], (size_t)space->dims[1],
+                      (size_t)depth->dims[2], block,
+                      (size_t)depth->dims[3], block};
+    struct move_step *s;
+    struct move *move;
+    enum cm_err code = take_moves(p, 1, out_count(p), &s, &move);
+    if (code != CM_OK)
+        return code;
+    move->copy.rank = 6;
+    memcpy(move->copy.dims, dims, sizeof dims);
+    space_strides((ptrdiff_t)dims[1], (ptrdiff_t)dims[2], (ptrdiff_t)dims[4], (ptrdiff_t)block,
+                  to_space ? move->copy.out_stride : move->copy.in_stride);
+    depth_strides((ptrdiff_t)dims[1], (ptrdiff_t)dims[2], (ptrdiff_t)dims[4], (ptrdiff_t)block,
+                  channel_first, to_space ? move->copy.in_stride : move->copy.out_stride);
     k_copy_simplify(&move->copy);
     *ret_step = &s->step;
     return CM_OK;
 }
 
-enum cm_err cpu_prepare_constant_of_shape(struct cpu_prepare *p, const struct cpu_step **ret_step)
+enum cm_err cpu_prepare_space_to_depth(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
-    const struct wk_attr *value = wk_node_attr(p->call->node, "value");
-    struct move_step *s;
-    struct move *moves;
-    enum cm_err code = take_moves(p, 0, &s, &moves);
-    if (code != CM_OK)
-        return code;
-    s->step.run = fill_run;
-    s->value_input = -1;
-    if (value)
-        memcpy(&s->value, value->tensor->data, s->element);
-    *ret_step = &s->step;
-    return CM_OK;
+    return prepare_blocks(p, false, ret_step);
 }
 
-/* ---- Gather ---------------------------------------------------------------------------------- */
-
-struct gather_step {
-    struct cpu_step step;
-    const struct wk_node *node;
-    bool wide; /* int64 indices, otherwise int32 */
-    size_t n;  /* of the gathered axis */
-    size_t n_indices;
-    size_t run_bytes; /* bytes behind the axis */
-};
-
-static void gather_body(const struct cpu_backend *cpu, const struct cpu_step *step,
-                        const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+enum cm_err cpu_prepare_depth_to_space(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
-    const struct gather_step *s = (const struct gather_step *)step;
-    const size_t *indices = run->workspace;
-    (void)cpu, (void)thread;
-    for (size_t i = i0; i < i1; i++) {
-        size_t outer = i / s->n_indices, index = indices[i % s->n_indices];
-        memcpy((char *)run->out[0] + i * s->run_bytes,
-               (const char *)run->in[0] + (outer * s->n + index) * s->run_bytes, s->run_bytes);
-    }
-}
-
-/* Indices come from memory that another process may be writing: each is read once, checked, and
- * used from a private copy. */
-static enum cm_err gather_run(const struct cpu_backend *cpu, const struct cpu_step *step,
-                              const struct wk_run *run)
-{
-    const struct gather_step *s = (const struct gather_step *)step;
-    size_t *indices = run->workspace;
-    for (size_t i = 0; i < s->n_indices; i++) {
-        int64_t index = s->wide ? ((const volatile int64_t *)run->in[1])[i]
-                                : ((const volatile int32_t *)run->in[1])[i];
-        int64_t at = index < 0 ? index + (int64_t)s->n : index;
-        if (at < 0 || at >= (int64_t)s->n)
-            return wk_node_fail(run->err, CM_INVALID, s->node, "index %lld of %zu elements",
-                                (long long)index, s->n);
-        indices[i] = (size_t)at;
-    }
-    cpu_split(cpu, step, run, gather_body, step->items, 1);
-    return CM_OK;
-}
-
-enum cm_err cpu_prepare_gather(struct cpu_prepare *p, const struct cpu_step **ret_step)
-{
-    const struct wk_fact *x = wk_call_in(p->call, 0), *indices = wk_call_in(p->call, 1);
-    size_t count = cpu_count(&wk_call_out(p->call)->shape);
-    unsigned axis;
-    CM_ASSERT(wk_axis(wk_node_int(p->call->node, "axis", 0), x->shape.rank, &axis));
-    size_t n_indices = cpu_count(&indices->shape);
-    struct gather_step *s = cpu_step_take(
-        p, sizeof *s, NULL, cpu_product(&x->shape, 0, axis) * n_indices, 1, (double)count);
-    if (!s)
-        return CM_NOMEM;
-    s->step.run = gather_run;
-    s->node = p->call->node;
-    s->wide = indices->dtype == CM_INT64;
-    s->n = (size_t)x->shape.dims[axis];
-    s->n_indices = n_indices;
-    s->run_bytes = cpu_product(&x->shape, axis + 1, x->shape.rank) * cm_dtype_size(x->dtype);
-    p->workspace = (n_indices + 1) * sizeof(size_t);
-    *ret_step = &s->step;
-    return CM_OK;
+    return prepare_blocks(p, true, ret_step);
 }

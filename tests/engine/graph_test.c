@@ -712,6 +712,12 @@ static void use_before_attach(void **state)
     wk_engine_destroy(NULL);
 }
 
+/* The standard gave these up for operators with other names. */
+static bool is_given_up(int op)
+{
+    return op == WK_OP_Scatter || op == WK_OP_Upsample;
+}
+
 /* Every row of the table is well formed, and its text names every operator. */
 static void the_table(void **state)
 {
@@ -721,11 +727,11 @@ static void the_table(void **state)
         const struct wk_op_version *previous = NULL;
         assert_int_equal(wk_op_from_name(name), op);
         assert_non_null(strstr(wk_engine_ops_text(), name));
-        assert_non_null(wk_op_version((enum wk_op)op, WK_MAX_OPSET));
+        assert_true(is_given_up(op) || wk_op_version((enum wk_op)op, WK_MAX_OPSET));
         for (int opset = WK_MIN_OPSET; opset <= WK_MAX_OPSET; opset++) {
             const struct wk_op_version *version = wk_op_version((enum wk_op)op, opset);
             if (!version) {
-                assert_null(previous); /* an operator does not go away */
+                assert_true(!previous || is_given_up(op));
                 continue;
             }
             previous = version;
