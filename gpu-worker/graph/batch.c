@@ -270,6 +270,42 @@ static bool rows_expand(const struct judge *j)
     return x->rows == WK_ROWS_FREE && (x->shape.rank < j->out->shape.rank || x->shape.dims[0] == 1);
 }
 
+/* Every operand has the batch in front, and the node works along another axis. */
+static bool rows_along(const struct judge *j, int64_t otherwise)
+{
+    unsigned axis;
+    if (!wk_axis(wk_node_int(j->node, "axis", otherwise), j->out->shape.rank, &axis) || axis == 0)
+        return false;
+    for (unsigned k = 0; k < j->node->n_in; k++)
+        if (rows_of(j, k) != WK_ROWS_ROWS)
+            return false;
+    return true;
+}
+
+static bool rows_one_hot(const struct judge *j)
+{
+    unsigned axis;
+    return wk_axis(wk_node_int(j->node, "axis", -1), j->out->shape.rank, &axis) && axis != 0 &&
+           rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
+}
+
+/* Scales or sizes, and the axis 0 that they leave as it is. */
+static bool rows_resize(const struct judge *j)
+{
+    if (rows_of(j, 0) != WK_ROWS_ROWS)
+        return false;
+    for (unsigned k = 1; k < j->node->n_in; k++)
+        if (!names_batch_only(j, k))
+            return false;
+    return true;
+}
+
+/* Operands 0 and 1 both have the batch in front. */
+static bool rows_pair(const struct judge *j)
+{
+    return rows_of(j, 0) == WK_ROWS_ROWS && rows_of(j, 1) == WK_ROWS_ROWS;
+}
+
 /* The rule of a node that has at least one input which is not FREE. That the output leads with the
  * batch, and has it nowhere else, is checked by the caller for all. */
 static bool rows_rule(const struct judge *j)
@@ -340,8 +376,28 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_BatchNormalization:
         return !wk_batch_norm_trains(j->node) && rows_of(j, 0) == WK_ROWS_ROWS &&
                rest_is_free(j, 1);
+    case WK_OP_AffineGrid:
+    case WK_OP_Resize:
+    case WK_OP_Upsample:
+        return rows_resize(j);
     case WK_OP_Concat:
         return rows_concat(j);
+    case WK_OP_GatherElements:
+    case WK_OP_Scatter:
+    case WK_OP_ScatterElements:
+        return rows_along(j, 0);
+    case WK_OP_GatherND:
+        return rows_pair(j) && wk_node_int(j->node, "batch_dims", 0) > 0;
+    case WK_OP_GridSample:
+        return rows_pair(j);
+    case WK_OP_OneHot:
+        return rows_one_hot(j);
+    case WK_OP_ReverseSequence:
+        return rows_pair(j) && wk_node_int(j->node, "batch_axis", 1) == 0;
+    case WK_OP_TfIdfVectorizer:
+        return rows_of(j, 0) == WK_ROWS_ROWS && input(j, 0)->shape.rank == 2;
+    case WK_OP_Trilu:
+        return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1) && j->out->shape.rank > 2;
     case WK_OP_Gather:
         return rows_gather(j);
     case WK_OP_Transpose:
@@ -418,7 +474,14 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_Tan:
     case WK_OP_Tanh:
     case WK_OP_ThresholdedRelu:
+    case WK_OP_Col2Im:
+    case WK_OP_DepthToSpace:
+    case WK_OP_SpaceToDepth:
     /* An axis 0 that the following touch is no longer the batch in the output's shape. */
+    case WK_OP_CenterCropPad:
+    case WK_OP_Compress:
+    case WK_OP_Split:
+    case WK_OP_Tile:
     case WK_OP_Pad:
     case WK_OP_ReduceL1:
     case WK_OP_ReduceL2:
