@@ -41,14 +41,15 @@ static enum cm_err check_name(struct infer *in, const char *attribute, const cha
 enum cm_err infer_grid_sample(struct infer *in)
 {
     static const char *const old_modes[] = {"bilinear", "nearest", "bicubic"};
-    static const char *const modes[] = {"linear", "nearest", "cubic"};
+    /* From opset 20 the old names are still met in files. */
+    static const char *const modes[] = {"linear", "nearest", "cubic", "bilinear", "bicubic"};
     static const char *const paddings[] = {"zeros", "border", "reflection"};
     const struct wk_fact *x = infer_in(in, 0), *grid = infer_in(in, 1);
     bool old = in->node->opset < 20;
     unsigned rank = x->shape.rank;
     struct cm_shape shape = x->shape;
     enum cm_err code =
-        check_name(in, "mode", old ? "bilinear" : "linear", old ? old_modes : modes, 3);
+        check_name(in, "mode", old ? "bilinear" : "linear", old ? old_modes : modes, old ? 3 : 5);
     if (code == CM_OK)
         code = check_name(in, "padding_mode", "zeros", paddings, 3);
     if (code != CM_OK)
