@@ -152,6 +152,7 @@ enum wk_node_fate {
     WK_NODE_RUNS,  /* a step of the plan */
     WK_NODE_VIEW,  /* its output is its input's memory */
     WK_NODE_KNOWN, /* its outputs follow from shapes: written when the plan was made */
+    WK_NODE_LATE,  /* runs once the data has decided its shapes; not timed alone */
 };
 struct wk_node_info {
     enum wk_node_fate fate;

@@ -20,8 +20,10 @@ static double median_us(const uint64_t *node_ns, size_t n, size_t i, size_t rows
 
 static json_t *node_json(const struct wk_plan *plan, uint32_t i)
 {
-    static const char *const fates[] = {
-        [WK_NODE_RUNS] = "runs", [WK_NODE_VIEW] = "view", [WK_NODE_KNOWN] = "known"};
+    static const char *const fates[] = {[WK_NODE_RUNS] = "runs",
+                                        [WK_NODE_VIEW] = "view",
+                                        [WK_NODE_KNOWN] = "known",
+                                        [WK_NODE_LATE] = "late"};
     struct wk_node_info info;
     wk_plan_describe(plan, i, &info);
     json_t *shape = json_array();

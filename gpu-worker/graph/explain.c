@@ -63,7 +63,9 @@ void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_inf
             info.dtype = plan->facts[node->out[k]].dtype;
             info.shape = plan->facts[node->out[k]].shape;
         }
-    if (step)
+    if (plan->node_is_late && plan->node_is_late[i])
+        info.fate = WK_NODE_LATE;
+    else if (step)
         info.fate = WK_NODE_RUNS;
     else if (wk_node_is_view(node))
         info.fate = WK_NODE_VIEW;

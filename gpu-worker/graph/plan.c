@@ -407,7 +407,7 @@ static enum cm_err settle(struct builder *b, const struct wk_fact *inputs)
 {
     struct wk_plan *plan = b->plan;
     plan->facts = wk_arena_take(&plan->arena, b->graph->n_values, sizeof *plan->facts);
-    b->late = wk_arena_take(&b->scratch, b->graph->n_nodes, sizeof *b->late);
+    b->late = wk_arena_take(&plan->arena, b->graph->n_nodes, sizeof *b->late);
     b->value_late = wk_arena_take(&b->scratch, b->graph->n_values, sizeof *b->value_late);
     if (!plan->facts || !b->late || !b->value_late)
         return out_of_memory(b);
@@ -416,6 +416,7 @@ static enum cm_err settle(struct builder *b, const struct wk_fact *inputs)
     enum cm_err code = wk_infer_graph(&walk, inputs);
     if (code == CM_OK)
         find_late(b);
+    plan->node_is_late = b->n_late ? b->late : NULL;
     return code;
 }
 

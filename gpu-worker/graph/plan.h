@@ -46,6 +46,7 @@ struct wk_plan {
     const void *last_scratch; /* what scratch patches were last applied for */
     uint64_t *node_ns;        /* per node, or NULL: see wk_plan_time_nodes */
     struct wk_late *late;     /* nodes whose shapes depend on data; NULL: none */
+    bool *node_is_late;       /* per node; NULL: none is */
     bool *output_is_late;     /* per output: made by these */
     const void **late_data;   /* per output that is late and a constant: its bytes */
 };
