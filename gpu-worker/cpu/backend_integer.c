@@ -2,7 +2,8 @@
  *
  * Exact integer arithmetic in the FP32 product kernel: operands less their zero points are integers
  * of at most 255, so a float holds the sum of K_EXACT_TERMS products exactly. Longer dot products
- * are cut there, and the pieces added as 32-bit integers, which wrap. */
+ * are cut there, and the pieces added as 32-bit integers, which wrap. Constant weights are stored
+ * as such floats when the model is loaded. */
 #include "gpu-worker/cpu/backend_priv.h"
 
 #include "common/check.h"
@@ -85,7 +86,8 @@ struct centered {
     struct cpu_step step;
     enum cm_dtype dtype;
     size_t rows, columns, period, stored_at;
-    int each;
+    int each, operand;
+    bool packed; /* when the model was loaded */
     const void *x;
     const int32_t *zeros;
 };
@@ -103,25 +105,92 @@ static void center_body(const struct cpu_backend *cpu, const struct cpu_step *st
     }
 }
 
-static struct centered plan_centered(struct cpu_prepare *p, unsigned operand, size_t rows,
+/* B and its zero points are constants. */
+static bool b_is_packed(const struct wk_call *call)
+{
+    struct positions at = positions_of(call->node->op);
+    return wk_call_is_constant(call, (unsigned)at.b) &&
+           (!wk_call_in(call, (unsigned)at.b_zero) ||
+            wk_call_is_constant(call, (unsigned)at.b_zero));
+}
+
+static struct centered plan_centered(struct cpu_prepare *p, int operand, size_t rows,
                                      size_t columns)
 {
-    const struct wk_fact *fact = wk_call_in(p->call, operand);
-    return (struct centered){.dtype = fact->dtype,
-                             .rows = rows,
-                             .columns = columns,
-                             .period = 1,
-                             .stored_at = cpu_take_bytes(p, rows * columns * sizeof(float))};
+    struct centered c = {.dtype = wk_call_in(p->call, (unsigned)operand)->dtype,
+                         .rows = rows,
+                         .columns = columns,
+                         .period = 1,
+                         .operand = operand,
+                         .packed = operand > 0 && b_is_packed(p->call)};
+    if (!c.packed)
+        c.stored_at = cpu_take_bytes(p, rows * columns * sizeof(float));
+    return c;
 }
 
 static void run_centered(const struct cpu_backend *cpu, const struct cpu_step *step,
-                         const struct wk_run *run, struct centered c, unsigned operand,
-                         const int32_t *zeros)
+                         const struct wk_run *run, struct centered c, const struct zeros *zeros)
 {
+    if (c.packed)
+        return;
     c.step.alone = step->alone;
-    c.x = run->in[operand];
-    c.zeros = zeros;
+    c.x = run->in[c.operand];
+    c.zeros = read_zeros(zeros, run);
     cpu_split(cpu, &c.step, run, center_body, c.rows, 1);
+}
+
+static const float *centered_data(const struct centered *c, const struct wk_run *run)
+{
+    return c->packed ? run->in[c->operand] : (const void *)((char *)run->workspace + c->stored_at);
+}
+
+static void layout_b(const struct wk_call *call, unsigned k, struct wk_layout *ret_layout)
+{
+    if ((int)k == positions_of(call->node->op).b && b_is_packed(call))
+        *ret_layout = (struct wk_layout){
+            CPU_LAYOUT_CENTERED, cpu_count(&wk_call_in(call, k)->shape) * sizeof(float), false};
+}
+
+/* rows of columns; zero points per row, per column or one, as many as there are. */
+static void pack_b(const struct wk_call *call, size_t rows, size_t columns, bool by_row, float *out)
+{
+    struct positions at = positions_of(call->node->op);
+    const struct wk_const *b = call->graph->values[call->node->in[at.b]].constant, *zeros = NULL;
+    size_t count = 0;
+    if (wk_call_in(call, (unsigned)at.b_zero)) {
+        zeros = call->graph->values[call->node->in[at.b_zero]].constant;
+        count = cpu_count(&zeros->shape);
+    }
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) {
+            size_t i = count > 1 ? (by_row ? r : c) : 0;
+            int32_t zero = count ? k_int_at(zeros->dtype, zeros->data, i) : 0;
+            out[r * columns + c] = (float)(k_int_at(b->dtype, b->data, r * columns + c) - zero);
+        }
+}
+
+void cpu_layout_integer_conv(const struct wk_call *call, unsigned k, struct wk_layout *ret_layout)
+{
+    layout_b(call, k, ret_layout);
+}
+
+void cpu_pack_integer_conv(const struct wk_call *call, unsigned k, void *ret_bytes)
+{
+    const struct cm_shape *w = &wk_call_in(call, k)->shape;
+    pack_b(call, (size_t)w->dims[0], cpu_product(w, 1, w->rank), true, ret_bytes);
+}
+
+void cpu_layout_integer_product(const struct wk_call *call, unsigned k,
+                                struct wk_layout *ret_layout)
+{
+    layout_b(call, k, ret_layout);
+}
+
+void cpu_pack_integer_product(const struct wk_call *call, unsigned k, void *ret_bytes)
+{
+    const struct cm_shape *b = &wk_call_in(call, k)->shape;
+    size_t columns = b->rank >= 2 ? (size_t)b->dims[b->rank - 1] : 1;
+    pack_b(call, cpu_product(b, 0, b->rank >= 2 ? b->rank - 1u : 1), columns, false, ret_bytes);
 }
 
 /* ---- convolutions ---------------------------------------------------------------------------- */
@@ -135,6 +204,8 @@ struct conv_integer_step {
     struct factors factors;
     struct centered x, w;
     enum cm_dtype to;
+    struct k_conv planar; /* depthwise of few taps: the FP32 kernel's sums are exact */
+    size_t sums_at;       /* then: its output, as floats */
     size_t threads_at, thread_bytes;
 };
 
@@ -164,11 +235,17 @@ static void conv_sums(const struct cpu_backend *cpu, const struct conv_integer_s
 {
     size_t k_all = s->ic * k_window3_taps(&s->win), k0 = 0;
     struct k_gemm g = {.m = s->oc, .n = n, .lda = k_all, .ldc = n};
+    bool plain = k_window3_is_plain(&s->win);
     g.b = room->packed;
     g.c = room->products;
     do {
         size_t k1 = k_all - k0 < K_EXACT_TERMS ? k_all : k0 + K_EXACT_TERMS;
-        k_f32_pack_window3(&s->win, image, k0, k1, j, n, room->packed);
+        if (plain) {
+            g.ldb = k_window3_inputs(&s->win);
+            g.b = image + k0 * g.ldb + j;
+        } else {
+            k_f32_pack_window3(&s->win, image, k0, k1, j, n, room->packed);
+        }
         g.a = weight + k0;
         g.k = k1 - k0;
         cpu->kernels->f32_gemm(&g, 0, g.m, 0, 1);
@@ -198,8 +275,7 @@ static void conv_integer_body(const struct cpu_backend *cpu, const struct cpu_st
                               const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
 {
     const struct conv_integer_step *s = (const struct conv_integer_step *)step;
-    const float *x = (const void *)((char *)run->workspace + s->x.stored_at);
-    const float *w = (const void *)((char *)run->workspace + s->w.stored_at);
+    const float *x = centered_data(&s->x, run), *w = centered_data(&s->w, run);
     size_t pixels = k_window3_outputs(&s->win), panels = k_panels(pixels);
     struct conv_room room = conv_room(s, run, thread);
     for (; i0 < i1; i0++) {
@@ -213,18 +289,50 @@ static void conv_integer_body(const struct cpu_backend *cpu, const struct cpu_st
     }
 }
 
+/* Depthwise: items are planes. */
+static void planar_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                        const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+{
+    const struct conv_integer_step *s = (const struct conv_integer_step *)step;
+    size_t pixels = k_window3_outputs(&s->win);
+    float *room = (void *)((char *)run->workspace + s->threads_at + thread * s->thread_bytes);
+    struct k_conv args = s->planar;
+    args.x = centered_data(&s->x, run);
+    args.weight = centered_data(&s->w, run);
+    args.y = (void *)((char *)run->workspace + s->sums_at);
+    for (; i0 < i1; i0++) {
+        int32_t *sums = (void *)(room + k_dwconv_workspace(&args));
+        cpu->kernels->f32_dwconv(&args, i0, i0 + 1, room);
+        k_accumulate(args.y + i0 * pixels, true, sums, pixels);
+        conv_store(s, run, i0 % s->groups, sums, pixels, i0 * pixels);
+    }
+}
+
 static enum cm_err conv_integer_run(const struct cpu_backend *cpu, const struct cpu_step *step,
                                     const struct wk_run *run)
 {
     const struct conv_integer_step *s = (const struct conv_integer_step *)step;
-    run_centered(cpu, step, run, s->x, 0, read_zeros(&s->x_zero, run));
-    run_centered(cpu, step, run, s->w, (unsigned)s->at.b, read_zeros(&s->w_zero, run));
+    run_centered(cpu, step, run, s->x, &s->x_zero);
+    run_centered(cpu, step, run, s->w, &s->w_zero);
     read_factors(&s->factors, s->at, run);
-    cpu_split(cpu, step, run, conv_integer_body, step->items, step->unit);
+    cpu_split(cpu, step, run, step->body, step->items, step->unit);
     return CM_OK;
 }
 
-static enum cm_err prepare_conv(struct cpu_prepare *p, const struct cpu_step **ret_step)
+static void plan_planar(struct cpu_prepare *p, struct conv_integer_step *s, size_t batch,
+                        const struct wk_window *window)
+{
+    size_t pixels = k_window3_outputs(&s->win);
+    s->planar = (struct k_conv){
+        .win = cpu_window2(window), .batch = batch, .groups = s->groups, .ic = 1, .oc = 1};
+    s->step.body = planar_body;
+    s->step.items = batch * s->groups;
+    s->sums_at = cpu_take_bytes(p, s->step.items * pixels * sizeof(float));
+    s->threads_at = cpu_take_bytes(p, 0);
+    s->thread_bytes = cpu_thread_floats(p, k_dwconv_workspace(&s->planar) + pixels) * sizeof(float);
+}
+
+enum cm_err cpu_prepare_integer_conv(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct wk_node *node = p->call->node;
     struct positions at = positions_of(node->op);
@@ -236,7 +344,7 @@ static enum cm_err prepare_conv(struct cpu_prepare *p, const struct cpu_step **r
         return code;
     double work =
         (double)cpu_count(&wk_call_out(p->call)->shape) * (double)cpu_product(w, 1, w->rank);
-    struct conv_integer_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1, work * 0.25);
+    struct conv_integer_step *s = cpu_step_take(p, sizeof *s, conv_integer_body, 0, 1, work * 0.25);
     if (!s)
         return CM_NOMEM;
     s->step.run = conv_integer_run;
@@ -253,23 +361,17 @@ static enum cm_err prepare_conv(struct cpu_prepare *p, const struct cpu_step **r
     s->w_zero = plan_zeros(p, at.b_zero);
     s->factors = plan_factors(p, at);
     s->x = plan_centered(p, 0, cpu_product(x, 0, 2), k_window3_inputs(&s->win));
-    s->w = plan_centered(p, (unsigned)at.b, (size_t)w->dims[0], cpu_product(w, 1, w->rank));
+    s->w = plan_centered(p, at.b, (size_t)w->dims[0], cpu_product(w, 1, w->rank));
     s->w.each = s->w_zero.count > 1;
     s->w.period = s->w_zero.count;
+    *ret_step = &s->step;
+    if (x->rank < 5 && s->ic == 1 && s->oc == 1 && k_window3_taps(&s->win) <= K_EXACT_TERMS) {
+        plan_planar(p, s, (size_t)x->dims[0], &window);
+        return CM_OK;
+    }
     s->threads_at = cpu_take_bytes(p, 0);
     s->thread_bytes = cpu_thread_floats(p, conv_room_floats(s->oc)) * sizeof(float);
-    *ret_step = &s->step;
     return CM_OK;
-}
-
-enum cm_err cpu_prepare_conv_integer(struct cpu_prepare *p, const struct cpu_step **ret_step)
-{
-    return prepare_conv(p, ret_step);
-}
-
-enum cm_err cpu_prepare_qlinear_conv(struct cpu_prepare *p, const struct cpu_step **ret_step)
-{
-    return prepare_conv(p, ret_step);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -319,6 +421,7 @@ static void product_body(const struct cpu_backend *cpu, const struct cpu_step *s
 {
     const struct product_step *s = (const struct product_step *)step;
     float *products = (void *)((char *)run->workspace + s->threads_at + thread * s->thread_bytes);
+    const float *all_a = centered_data(&s->a, run), *all_b = centered_data(&s->b, run);
     int32_t *sums = (void *)(products + TILE_ROWS * TILE_COLUMNS);
     for (; i0 < i1; i0++) {
         size_t column = i0 % s->column_tiles * TILE_COLUMNS, a, b, k0 = 0;
@@ -333,10 +436,8 @@ static void product_body(const struct cpu_backend *cpu, const struct cpu_step *s
         g.ldc = n;
         do {
             size_t k1 = s->k - k0 < K_EXACT_TERMS ? s->k : k0 + K_EXACT_TERMS;
-            g.a = (const float *)(const void *)((char *)run->workspace + s->a.stored_at) +
-                  (a * s->m + row) * s->k + k0;
-            g.b = (const float *)(const void *)((char *)run->workspace + s->b.stored_at) +
-                  (b * s->k + k0) * s->n + column;
+            g.a = all_a + (a * s->m + row) * s->k + k0;
+            g.b = all_b + (b * s->k + k0) * s->n + column;
             g.k = k1 - k0;
             cpu->kernels->f32_gemm(&g, 0, g.m, 0, k_panels(n));
             k_accumulate(products, k0 == 0, sums, g.m * n);
@@ -352,8 +453,8 @@ static enum cm_err product_run(const struct cpu_backend *cpu, const struct cpu_s
                                const struct wk_run *run)
 {
     const struct product_step *s = (const struct product_step *)step;
-    run_centered(cpu, step, run, s->a, 0, read_zeros(&s->a_zero, run));
-    run_centered(cpu, step, run, s->b, (unsigned)s->at.b, read_zeros(&s->b_zero, run));
+    run_centered(cpu, step, run, s->a, &s->a_zero);
+    run_centered(cpu, step, run, s->b, &s->b_zero);
     read_factors(&s->factors, s->at, run);
     cpu_split(cpu, step, run, product_body, step->items, step->unit);
     return CM_OK;
@@ -379,7 +480,7 @@ static size_t plan_heads(struct product_step *s, const struct cm_shape *a, const
     return count;
 }
 
-static enum cm_err prepare_product(struct cpu_prepare *p, const struct cpu_step **ret_step)
+enum cm_err cpu_prepare_integer_product(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     struct positions at = positions_of(p->call->node->op);
     const struct cm_shape *a = &wk_call_in(p->call, 0)->shape;
@@ -404,21 +505,10 @@ static enum cm_err prepare_product(struct cpu_prepare *p, const struct cpu_step 
     s->a = plan_centered(p, 0, a->rank >= 2 ? cpu_product(a, 0, a->rank - 1u) : 1, k);
     s->a.each = s->a_zero.count > 1;
     s->a.period = s->a_zero.count;
-    s->b =
-        plan_centered(p, (unsigned)at.b, b->rank >= 2 ? cpu_product(b, 0, b->rank - 1u) : k, s->n);
+    s->b = plan_centered(p, at.b, b->rank >= 2 ? cpu_product(b, 0, b->rank - 1u) : k, s->n);
     s->b.each = s->b_zero.count > 1 ? 2 : 0;
     s->threads_at = cpu_take_bytes(p, 0);
     s->thread_bytes = cpu_thread_floats(p, (size_t)2 * TILE_ROWS * TILE_COLUMNS) * sizeof(float);
     *ret_step = &s->step;
     return CM_OK;
-}
-
-enum cm_err cpu_prepare_matmul_integer(struct cpu_prepare *p, const struct cpu_step **ret_step)
-{
-    return prepare_product(p, ret_step);
-}
-
-enum cm_err cpu_prepare_qlinear_matmul(struct cpu_prepare *p, const struct cpu_step **ret_step)
-{
-    return prepare_product(p, ret_step);
 }

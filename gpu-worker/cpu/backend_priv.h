@@ -65,7 +65,8 @@ enum {
     CPU_LAYOUT_RNN,                    /* weights of a recurrent layer, see backend_rnn.c */
     CPU_LAYOUT_GRU_R,
     CPU_LAYOUT_RNN_BIAS,
-    CPU_LAYOUT_CONV_TRANSPOSE,         /* [group][output channel, tap][input channel] */
+    CPU_LAYOUT_CONV_TRANSPOSE, /* [group][output channel, tap][input channel] */
+    CPU_LAYOUT_CENTERED,       /* 8-bit integers less their zero points, as floats */
 };
 
 /* Zeroed state of size bytes with the step's work filled in. work is in the unit of one simple

@@ -22,6 +22,14 @@ size_t k_window3_taps(const struct k_window3 *w)
     return w->kernel[0] * w->kernel[1] * w->kernel[2];
 }
 
+bool k_window3_is_plain(const struct k_window3 *w)
+{
+    bool plain = k_window3_taps(w) == 1;
+    for (unsigned d = 0; d < 3; d++)
+        plain = plain && w->stride[d] == 1 && w->pad_begin[d] == 0 && w->out[d] == w->in[d];
+    return plain;
+}
+
 /* Where tap t of output o looks; wraps to a huge number in front of the plane. */
 static size_t place(const struct k_window3 *w, unsigned d, size_t o, size_t t)
 {

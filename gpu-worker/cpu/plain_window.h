@@ -19,6 +19,10 @@ size_t k_window3_inputs(const struct k_window3 *w);  /* of one plane */
 size_t k_window3_outputs(const struct k_window3 *w); /* of one plane */
 size_t k_window3_taps(const struct k_window3 *w);
 
+/* Output and input are one for one: the image itself is the matrix that a convolution multiplies.
+ */
+bool k_window3_is_plain(const struct k_window3 *w);
+
 /* Rows [k0, k1) of the matrix that a convolution multiplies with, for output pixels [j, j + count),
  * count <= K_PANEL: k = (c, kz, ky, kx), padding +0. out is one panel of packed B of kernels.h:
  * [k1 - k0][width], width being count rounded up to K_LANES. */
