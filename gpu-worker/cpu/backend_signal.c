@@ -13,6 +13,8 @@
 
 /* ---- transforms ------------------------------------------------------------------------------ */
 
+enum { KEPT_ROOTS = 2048 };
+
 /* Both operators: `lines` transforms of a line of the input, which starts at some element, has
  * `taken` of `parts` numbers, each `stride` numbers from the next, and is padded with zeros. */
 struct dft_step {
@@ -24,6 +26,7 @@ struct dft_step {
     size_t inner, samples;     /* DFT: lines side by side; numbers on the axis */
     size_t frames, frame_step; /* STFT */
     bool framed, windowed;
+    size_t roots_at; /* in the workspace, where fft.roots is NULL */
     size_t thread_bytes;
 };
 
@@ -60,12 +63,22 @@ static void store_line(const struct dft_step *s, const struct wk_run *run, size_
         k_cast(CM_FP64, s->dtype, &line[j], y, 2);
 }
 
+/* The transform with its roots, which may be made anew in every run. */
+static struct k_fft with_roots(const struct dft_step *s, const struct wk_run *run)
+{
+    struct k_fft fft = s->fft;
+    if (!fft.roots)
+        fft.roots = (const void *)((char *)run->workspace + s->roots_at);
+    return fft;
+}
+
 static void dft_body(const struct cpu_backend *cpu, const struct cpu_step *step,
                      const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
 {
     const struct dft_step *s = (const struct dft_step *)step;
     struct k_complex *line = (void *)((char *)run->workspace + thread * s->thread_bytes);
     struct k_complex *room = line + s->fft.n;
+    struct k_fft fft = with_roots(s, run);
     (void)cpu;
     for (; i0 < i1; i0++) {
         /* A frame is a line of the signal that starts anew every frame_step samples. */
@@ -76,10 +89,30 @@ static void dft_body(const struct cpu_backend *cpu, const struct cpu_step *step,
         load_line(s, run, outer * s->samples * inner + at, inner, line);
         if (s->windowed)
             apply_window(s, run, line);
-        store_line(s, run, out, inner, k_fft_run(&s->fft, s->inverse, line, room));
+        store_line(s, run, out, inner, k_fft_run(&fft, s->inverse, line, room));
     }
 }
 
+static void roots_body(const struct cpu_backend *cpu, const struct cpu_step *step,
+                       const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
+{
+    const struct dft_step *s = (const struct dft_step *)step;
+    (void)cpu, (void)thread;
+    k_fft_roots(s->fft.n, i0, i1, (void *)((char *)run->workspace + s->roots_at));
+}
+
+static enum cm_err dft_run(const struct cpu_backend *cpu, const struct cpu_step *step,
+                           const struct wk_run *run)
+{
+    const struct dft_step *s = (const struct dft_step *)step;
+    if (!s->fft.roots)
+        cpu_split(cpu, step, run, roots_body, s->fft.n, 64);
+    cpu_split(cpu, step, run, step->body, step->items, step->unit);
+    return CM_OK;
+}
+
+/* A plan keeps the roots of lengths up to KEPT_ROOTS; those of longer ones, which cost less than
+ * the transform, would let a small file ask for much memory. */
 static enum cm_err take_step(struct cpu_prepare *p, size_t length, size_t lines,
                              struct dft_step **ret)
 {
@@ -90,15 +123,21 @@ static enum cm_err take_step(struct cpu_prepare *p, size_t length, size_t lines,
                             length);
     double work = 8 * (double)length * (double)lines * (double)(fft.n_factors + 1);
     struct dft_step *s = cpu_step_take(p, sizeof *s, dft_body, lines, 1, work);
-    struct k_complex *roots = s ? wk_arena_take(p->arena, length, sizeof *roots) : NULL;
-    if (!s || !roots)
-        return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
-    k_fft_roots(length, roots);
+    if (!s)
+        return CM_NOMEM;
+    s->step.run = dft_run;
     s->fft = fft;
-    s->fft.roots = roots;
+    if (length <= KEPT_ROOTS) {
+        struct k_complex *roots = wk_arena_take(p->arena, length, sizeof *roots);
+        if (!roots)
+            return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
+        k_fft_roots(length, 0, length, roots);
+        s->fft.roots = roots;
+    }
     s->dtype = wk_call_in(p->call, 0)->dtype;
     s->thread_bytes =
-        cpu_thread_floats(p, 2 * length * sizeof *roots / sizeof(float)) * sizeof(float);
+        cpu_thread_floats(p, 2 * length * sizeof(struct k_complex) / sizeof(float)) * sizeof(float);
+    s->roots_at = cpu_take_bytes(p, s->fft.roots ? 0 : length * sizeof(struct k_complex));
     *ret = s;
     return CM_OK;
 }

@@ -50,10 +50,10 @@ static struct k_complex root(size_t j, size_t n)
     return (struct k_complex){left ? -cosine : cosine, below ? sine : -sine};
 }
 
-void k_fft_roots(size_t n, struct k_complex *ret_roots)
+void k_fft_roots(size_t n, size_t j0, size_t j1, struct k_complex *roots)
 {
-    for (size_t j = 0; j < n; j++)
-        ret_roots[j] = root(j, n);
+    for (size_t j = j0; j < j1; j++)
+        roots[j] = root(j, n);
 }
 
 static inline struct k_complex times(struct k_complex a, struct k_complex b)

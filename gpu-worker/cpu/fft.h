@@ -25,9 +25,9 @@ struct k_fft {
  * that the transform would take more than K_FFT_WORK multiplications. */
 bool k_fft_plan(size_t n, struct k_fft *ret_fft);
 
-/* Fills n roots: exact where they are (quarter turns), otherwise from f64_sin and f64_cos of an
- * angle in the first eighth of a turn. */
-void k_fft_roots(size_t n, struct k_complex *ret_roots);
+/* Fills roots [j0, j1) of n: exact where they are (quarter turns), otherwise from f64_sin and
+ * f64_cos of an angle in the first eighth of a turn. */
+void k_fft_roots(size_t n, size_t j0, size_t j1, struct k_complex *roots);
 
 /* Transforms x (n numbers, overwritten) with y as room for as many; returns whichever of the two
  * holds the result. inverse: conjugate roots, and every result is divided by n. */

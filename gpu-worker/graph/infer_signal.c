@@ -3,6 +3,7 @@
 #include "gpu-worker/graph/infer_priv.h"
 
 #define MAX_LENGTH ((int64_t)1 << 20) /* of a transform */
+#define MAX_MELS   4096
 
 static enum cm_err need_float(struct infer *in, unsigned k)
 {
@@ -199,7 +200,7 @@ enum cm_err infer_mel_weights(struct infer *in)
     enum cm_dtype dtype;
     enum cm_err code = output_type(in, &dtype);
     if (code == CM_OK)
-        code = read_int(in, 0, "num_mel_bins", 1, WK_MAX_DIM, &shape.dims[1]);
+        code = read_int(in, 0, "num_mel_bins", 1, MAX_MELS, &shape.dims[1]);
     if (code == CM_OK)
         code = read_int(in, 1, "dft_length", 1, WK_MAX_DIM, &length);
     if (code == CM_OK)
