@@ -53,10 +53,18 @@ double wk_node_flops(const struct wk_node *node, const struct wk_fact *facts)
     const struct wk_fact *x = input(node, facts, 0), *w = input(node, facts, 1);
     const struct wk_fact *out = node->n_out && node->out[0] >= 0 ? &facts[node->out[0]] : NULL;
     switch (node->op) {
+    case WK_OP_QLinearConv:
+        w = input(node, facts, 3);
+        /* Fall through. */
     case WK_OP_Conv:
+    case WK_OP_ConvInteger:
         return out && w ? 2 * elements(out) * product(&w->shape, 1, w->shape.rank) : 0;
+    case WK_OP_ConvTranspose:
+        return x && w ? 2 * elements(x) * product(&w->shape, 1, w->shape.rank) : 0;
     case WK_OP_Gemm:
     case WK_OP_MatMul:
+    case WK_OP_MatMulInteger:
+    case WK_OP_QLinearMatMul:
         return out && x ? 2 * elements(out) * summed(node, x) : 0;
     case WK_OP_Softmax:
     case WK_OP_LogSoftmax:
