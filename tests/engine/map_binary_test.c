@@ -68,6 +68,9 @@ static double real_of(const char *op, double a, double b)
     return is(op, "Min") ? (b < a ? b : a) : b > a ? b : a;
 }
 
+/* Unsigned, because two factors of 64 bits, or a shift, may take all of 128. */
+__extension__ typedef unsigned __int128 wide;
+
 static map_int whole_of(const struct map_node *node, enum cm_dtype dtype, map_int a, map_int b)
 {
     const char *op = node->op;
@@ -77,7 +80,7 @@ static map_int whole_of(const struct map_node *node, enum cm_dtype dtype, map_in
     if (is(op, "Sub"))
         return a - b;
     if (is(op, "Mul"))
-        return a * b;
+        return (map_int)((wide)a * (wide)b);
     if (is(op, "Div"))
         return b == 0 ? 0 : a / b;
     if (is(op, "Min"))
@@ -93,7 +96,7 @@ static map_int whole_of(const struct map_node *node, enum cm_dtype dtype, map_in
     if (is(op, "BitwiseXor"))
         return a ^ b;
     if (is(op, "BitShift"))
-        return b >= bits ? 0 : node->attrs[0].s[0] == 'L' ? a << b : a >> b;
+        return b >= bits ? 0 : node->attrs[0].s[0] == 'L' ? (map_int)((wide)a << b) : a >> b;
     assert_string_equal(op, "Mod");
     if (b == 0)
         return 0;
