@@ -64,6 +64,17 @@ struct wk_run {
     struct cm_error *err;
 };
 
+/* How the other operand of an element-wise operator lies over its first one, the output of a node
+ * that it may be fused with. */
+enum wk_spread {
+    WK_SPREAD_NONE = 0, /* there is none */
+    WK_SPREAD_ONE,      /* one number */
+    WK_SPREAD_EACH,     /* the same shape */
+    WK_SPREAD_CHANNEL,  /* one number for each index of axis 1 */
+    WK_SPREAD_LAST,     /* one for each index of the last axis */
+    WK_SPREAD_OTHER,    /* broadcast in another way, without making the first one larger */
+};
+
 struct wk_backend_ops {
     const char *name;
     uint32_t packing_version; /* changes whenever equal constants would be stored differently */
@@ -71,6 +82,11 @@ struct wk_backend_ops {
     /* CM_OK if the node can run here. Dimensions may still be symbolic. */
     enum cm_err (*supports)(const struct wk_backend *backend, const struct wk_call *call,
                             struct cm_error *err);
+
+    /* Whether host can run a stage of this operator, whose operand lies in this way, on its output.
+     * Both compute the same bits as if they ran alone. host may have stages already. */
+    bool (*fuses)(const struct wk_backend *backend, const struct wk_call *host,
+                  const struct wk_node *stage, enum wk_spread spread);
 
     /* How constant input k is to be stored. Depends on constants and attributes only. */
     void (*layout)(const struct wk_backend *backend, const struct wk_call *call, unsigned k,

@@ -141,7 +141,7 @@ static void cpu_layout(const struct wk_backend *backend, const struct wk_call *c
                        struct wk_layout *ret_layout)
 {
     (void)backend;
-    if (rows[call->node->op].layout)
+    if (rows[call->node->op].layout && k < wk_node_own_inputs(call->node))
         rows[call->node->op].layout(call, k, ret_layout);
 }
 
@@ -162,13 +162,23 @@ static enum cm_err cpu_measure(const struct wk_backend *backend, const struct wk
     return rows[call->node->op].measure(call, in, facts, err);
 }
 
+static bool cpu_can_fuse(const struct wk_backend *backend, const struct wk_call *host,
+                         const struct wk_node *stage, enum wk_spread spread)
+{
+    (void)backend;
+    return cpu_fuses(host, stage, spread);
+}
+
 static enum cm_err cpu_prepare(const struct wk_backend *backend, const struct wk_call *call,
                                struct wk_arena *arena, struct cm_error *err, const void **ret_state,
                                size_t *ret_workspace)
 {
     struct cpu_prepare p = {.cpu = as_cpu(backend), .call = call, .arena = arena, .err = err};
     const struct cpu_step *step = NULL;
-    enum cm_err code = rows[call->node->op].prepare(&p, &step);
+    cpu_prepare_fn *prepare = rows[call->node->op].prepare;
+    if (call->node->n_stages && cpu_is_chain(call))
+        prepare = cpu_prepare_chain;
+    enum cm_err code = prepare(&p, &step);
     if (code == CM_OK && p.workspace > WK_MAX_PLAN_BYTES)
         code = wk_node_fail(err, CM_LIMIT, call->node, "needs too much memory");
     if (code != CM_OK)
@@ -223,6 +233,7 @@ static const struct wk_backend_ops cpu_ops = {
     .name = "cpu",
     .packing_version = 1,
     .supports = cpu_supports,
+    .fuses = cpu_can_fuse,
     .layout = cpu_layout,
     .pack = cpu_pack,
     .measure = cpu_measure,

@@ -7,6 +7,8 @@
 
 #include "common/check.h"
 
+#include <stdio.h>
+
 #define PACK_K \
     768 /* rows of packed pixels at a time: one panel of them fits the second-level cache */
 
@@ -48,6 +50,7 @@ struct k_window cpu_window2(const struct wk_window *w)
 struct conv_step {
     struct cpu_step step;
     struct k_conv args;
+    struct cpu_stages stages;
     bool depthwise;
     size_t thread_floats;
 };
@@ -57,15 +60,25 @@ static void conv_body(const struct cpu_backend *cpu, const struct cpu_step *step
 {
     const struct conv_step *s = (const struct conv_step *)step;
     struct k_conv args = s->args;
+    struct k_epilogue epilogue;
     float *workspace = run->workspace ? (float *)run->workspace + thread * s->thread_floats : NULL;
     args.x = run->in[0];
     args.weight = run->in[1];
     args.bias = args.bias ? run->in[2] : NULL;
     args.y = run->out[0];
+    args.epilogue = cpu_stages_bind(&s->stages, run, &epilogue);
     if (s->depthwise)
         cpu->kernels->f32_dwconv(&args, i0, i1, workspace);
     else
         cpu->kernels->f32_conv(&args, i0, i1, workspace);
+}
+
+static void describe_conv(const struct cpu_backend *cpu, const struct cpu_step *step, char *buffer,
+                          size_t size)
+{
+    snprintf(buffer, size, "f32_%s %s",
+             ((const struct conv_step *)step)->depthwise ? "dwconv" : "conv",
+             wk_isa_name(cpu->kernels->isa));
 }
 
 static double conv_work(const struct wk_call *call)
@@ -95,10 +108,11 @@ static enum cm_err prepare_planar(struct cpu_prepare *p, const struct wk_window 
         return CM_NOMEM;
     s->args = args;
     s->depthwise = depthwise;
+    s->step.describe = describe_conv;
     s->thread_floats =
         cpu_thread_floats(p, depthwise ? k_dwconv_workspace(&args) : k_conv_workspace(&args));
     *ret_step = &s->step;
-    return CM_OK;
+    return cpu_stages_init(p, 1, -1, &s->stages);
 }
 
 /* ---- three dimensions, and double precision -------------------------------------------------- */

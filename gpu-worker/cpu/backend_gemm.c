@@ -11,6 +11,7 @@
 #include "gpu-worker/cpu/plain.h"
 #include "gpu-worker/cpu/plain_matmul.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_HEADS = CM_MAX_RANK };
@@ -18,7 +19,8 @@ enum { MAX_HEADS = CM_MAX_RANK };
 struct gemm_step {
     struct cpu_step step;
     struct k_gemm args; /* pointers are set at run */
-    bool by_rows;       /* items are row blocks, otherwise panels */
+    struct cpu_stages stages;
+    bool by_rows; /* items are row blocks, otherwise panels */
     size_t row_block, blocks;
     /* Batched MatMul: dimensions in front of the matrices, strides in floats. */
     unsigned n_heads;
@@ -161,6 +163,8 @@ static void matmul_body(const struct cpu_backend *cpu, const struct cpu_step *st
                         const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
 {
     const struct gemm_step *s = (const struct gemm_step *)step;
+    struct k_epilogue epilogue;
+    const struct k_epilogue *fused = cpu_stages_bind(&s->stages, run, &epilogue);
     (void)thread;
     while (i0 < i1) {
         size_t batch = i0 / s->blocks, first = i0 % s->blocks, a, b;
@@ -170,6 +174,11 @@ static void matmul_body(const struct cpu_backend *cpu, const struct cpu_step *st
         args.a = (const float *)run->in[0] + a;
         args.b = (const float *)run->in[1] + b;
         args.c = (float *)run->out[0] + batch * args.m * args.n;
+        struct k_epilogue part;
+        if (fused) {
+            part = k_epilogue_of(fused, batch * args.m * args.n);
+            args.epilogue = &part;
+        }
         run_blocks(cpu, s, &args, first, last);
         i0 += last - first;
     }
@@ -206,6 +215,14 @@ static void plan_heads(struct gemm_step *s, const struct cm_shape *a, const stru
         b_stride *= b_dim;
         *ret_batch *= s->heads[at];
     }
+}
+
+static void describe_gemm(const struct cpu_backend *cpu, const struct cpu_step *step, char *buffer,
+                          size_t size)
+{
+    const struct gemm_step *s = (const struct gemm_step *)step;
+    snprintf(buffer, size, "f32_gemm %s %s%zux%zux%zu", wk_isa_name(cpu->kernels->isa),
+             s->args.ldb == 0 ? "packed " : "", s->args.m, s->args.n, s->args.k);
 }
 
 /* ---- types without a vector kernel ----------------------------------------------------------- */
@@ -301,8 +318,9 @@ enum cm_err cpu_prepare_matmul(struct cpu_prepare *p, const struct cpu_step **re
         .m = rows, .n = m.n, .k = m.k, .lda = m.k, .ldb = packed ? 0 : m.n, .ldc = m.n};
     choose_blocks(p->cpu, s);
     s->step.items = batch * s->blocks;
+    s->step.describe = describe_gemm;
     *ret_step = &s->step;
-    return CM_OK;
+    return cpu_stages_init(p, -1, wk_call_out(p->call)->shape.rank - 1, &s->stages);
 }
 
 /* ---- Gemm: alpha * A' * B' + beta * C -------------------------------------------------------- */
@@ -312,11 +330,13 @@ static void gemm_body(const struct cpu_backend *cpu, const struct cpu_step *step
 {
     const struct gemm_step *s = (const struct gemm_step *)step;
     struct k_gemm args = s->args;
+    struct k_epilogue epilogue;
     float *workspace = run->workspace;
     (void)thread;
     args.a = s->trans_a ? workspace : run->in[0];
     args.b = s->pack_b ? workspace + s->packed_at : run->in[1];
     args.c = run->out[0];
+    args.epilogue = cpu_stages_bind(&s->stages, run, &epilogue);
     if (s->has_c && s->alpha == 1.0f)
         args.init = s->beta == 1.0f ? run->in[2] : workspace + s->c_at;
     run_blocks(cpu, s, &args, i0, i1);
@@ -480,6 +500,7 @@ enum cm_err cpu_prepare_gemm(struct cpu_prepare *p, const struct cpu_step **ret_
     choose_blocks(p->cpu, s);
     s->step.items = s->blocks;
     s->step.run = gemm_run;
+    s->step.describe = describe_gemm;
     *ret_step = &s->step;
-    return CM_OK;
+    return cpu_stages_init(p, -1, 1, &s->stages);
 }

@@ -78,6 +78,30 @@ void *cpu_step_take(struct cpu_prepare *p, size_t size, cpu_body_fn *body, size_
 void cpu_split(const struct cpu_backend *cpu, const struct cpu_step *step, const struct wk_run *run,
                cpu_body_fn *body, size_t items, size_t unit);
 
+/* The stages of a node (graph.h) as the kernels take them. */
+struct cpu_stages {
+    struct k_epilogue epilogue;
+    uint16_t input[K_MAX_STAGES]; /* of the run; 0: no operand */
+};
+
+/* Fills stages from a call; rows is the output's axis that the kernel's rows are (-1: none),
+ * columns likewise. CM_INTERNAL where an operand does not lie as the pass took for granted. */
+CM_MUST_CHECK enum cm_err cpu_stages_init(struct cpu_prepare *p, int rows, int columns,
+                                          struct cpu_stages *ret_stages);
+/* The epilogue of one run in *ret; NULL if there are no stages. */
+const struct k_epilogue *cpu_stages_bind(const struct cpu_stages *stages, const struct wk_run *run,
+                                         struct k_epilogue *ret);
+
+/* Element-wise operators on FP32 that kernels exist for: false for others. params and op are filled
+ * in; constants of Clip are read. */
+bool cpu_stage_kernel(const struct wk_graph *graph, const struct wk_node *node,
+                      struct k_stage *ret_stage);
+bool cpu_fuses(const struct wk_call *host, const struct wk_node *stage, enum wk_spread spread);
+
+/* A chain of element-wise operators on FP32 in one pass over memory: a node with stages. */
+cpu_prepare_fn cpu_prepare_chain;
+bool cpu_is_chain(const struct wk_call *call);
+
 /* Elements of a concrete shape, and of its dimensions [from, to). */
 size_t cpu_count(const struct cm_shape *shape);
 size_t cpu_product(const struct cm_shape *shape, unsigned from, unsigned to);

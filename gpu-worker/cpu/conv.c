@@ -115,7 +115,7 @@ static void conv_packed(const struct k_conv *c, struct k_gemm g, const float *im
     float *y = g.c;
     struct k_epilogue last;
     if (g.epilogue)
-        last = epilogue_at(g.epilogue, p0 * K_PANEL, 0);
+        last = epilogue_at(g.epilogue, p0 * K_PANEL, 0, 0);
     const bool fused = g.epilogue != NULL;
     size_t k0 = 0;
     do {
@@ -165,7 +165,7 @@ void K_NAME(f32_conv)(const struct k_conv *c, size_t i0, size_t i1, float *works
         }
         struct k_epilogue part;
         if (c->epilogue) {
-            part = epilogue_at(c->epilogue, at * c->oc * pixels, group * c->oc);
+            part = epilogue_at(c->epilogue, at * c->oc * pixels, group * c->oc, 0);
             g.epilogue = &part;
         }
         if (plain) {

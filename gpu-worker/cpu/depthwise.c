@@ -180,7 +180,7 @@ static void dw_direct_planes(const struct k_conv *c, size_t i0, size_t i1, uint3
             size_t y1 = w->oh - y0 < band ? w->oh : y0 + band;
             run(&d, y0, y1);
             if (c->epilogue)
-                epilogue_run(c->epilogue, d.y + y0 * w->ow, (i * w->oh + y0) * w->ow, channel,
+                epilogue_run(c->epilogue, d.y + y0 * w->ow, (i * w->oh + y0) * w->ow, channel, 0,
                              (y1 - y0) * w->ow);
         }
     }
@@ -288,7 +288,7 @@ static void dw_band_planes(const struct k_conv *c, size_t i0, size_t i1, float *
             float *out = c->y + (i * w->oh + y0) * w->ow;
             (is3 ? dw_band_3x3 : is5 ? dw_band_5x5 : dw_band_any)(&d, band, out, y1 - y0);
             if (c->epilogue)
-                epilogue_run(c->epilogue, out, (size_t)(out - c->y), channel, (y1 - y0) * w->ow);
+                epilogue_run(c->epilogue, out, (size_t)(out - c->y), channel, 0, (y1 - y0) * w->ow);
         }
     }
 }

@@ -176,7 +176,7 @@ void K_NAME(f32_gemm)(const struct k_gemm *g, size_t m0, size_t m1, size_t p0, s
                 kb += t.k;
             } while (kb < g->k);
             for (size_t i = mb; g->epilogue && i < mb + rows; i++)
-                epilogue_run(g->epilogue, g->c + i * g->ldc + j, i * g->ldc + j, i, cols);
+                epilogue_run(g->epilogue, g->c + i * g->ldc + j, i * g->ldc + j, i, j, cols);
         }
     }
 }

@@ -27,6 +27,10 @@ K_INLINE v f_hard_swish(v x)
 {
     return v_mul(x, f_hard_sigmoid(x, v_set(1.0f / 6.0f), v_set(0.5f)));
 }
+K_INLINE v f_clip_6(v x)
+{
+    return f_clip(v_add(x, v_set(3.0f)), v_zero(), v_set(6.0f));
+}
 K_INLINE v f_reciprocal(v x)
 {
     return v_div(v_set(1.0f), x);

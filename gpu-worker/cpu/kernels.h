@@ -21,6 +21,7 @@
 
 #include "gpu-worker/engine.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,29 +35,44 @@
  * stage is the element-wise kernel of the table with the same bits, so a fused chain equals the
  * unfused one. A zeroed epilogue, or NULL, does nothing.
  *   K_STAGE_UNARY        y = op(y, params), op an enum k_unary
- *   K_STAGE_BINARY       y = op(y, operand), op an enum k_binary, operand of y's shape and strides
- *                        (a residual); not y itself
+ *   K_STAGE_BINARY       y = op(y, operand), or op(operand, y) if reversed; op an enum k_binary.
+ * The operand has y's shape and strides (K_EACH: a residual; not y itself), one number for each row
+ * or column of C, or one for all. The rows of a convolution are its channels; it has no columns.
  *   K_STAGE_SCALE_SHIFT  y = fma(y, scale[row], shift[row]); row is the row of C, and the channel
  * of a convolution */
 struct k_unary_params {
     float alpha, beta;
 };
 
+enum k_spread { K_EACH, K_ROW, K_COLUMN, K_ONE };
+
 enum k_stage_kind { K_STAGE_UNARY, K_STAGE_BINARY, K_STAGE_SCALE_SHIFT };
 
 struct k_stage {
     enum k_stage_kind kind;
     int op;
+    enum k_spread spread;
+    bool reversed;
     struct k_unary_params params;
     const float *operand, *scale, *shift;
 };
 
-#define K_MAX_STAGES 4
+#define K_MAX_STAGES 8
 
 struct k_epilogue {
     unsigned n_stages;
     struct k_stage stages[K_MAX_STAGES];
 };
+
+/* The same for a product further on: operands of y's shape begin that many floats later. */
+static inline struct k_epilogue k_epilogue_of(const struct k_epilogue *e, size_t offset)
+{
+    struct k_epilogue part = *e;
+    for (unsigned i = 0; i < part.n_stages; i++)
+        if (part.stages[i].kind == K_STAGE_BINARY && part.stages[i].spread == K_EACH)
+            part.stages[i].operand += offset;
+    return part;
+}
 
 /* ---- GEMM: C[m,n] = init[m,n] + A[m,k] * B[k,n] ------------------------------------------------
  *
@@ -254,7 +270,9 @@ struct k_rnn_cell {
  *                 maximum, -inf and +inf where a bound is absent
  *   hard_sigmoid  clip(alpha * x + beta, 0, 1): one product, one sum, not fused
  *   hard_swish    as ONNX: x * hard_sigmoid(x) with alpha (float)(1/6) and beta 0.5
- *                 (graphs that spell it Add, Clip, Mul, Div run those operators instead)
+ *   hard_swish_6   the same as PaddlePaddle's exporter spells it: (x * clip(x + 3, 0, 6)) / 6
+ *   hard_swish_by_6  as PyTorch's does: x * (clip(x + 3, 0, 6) / 6)
+ *   hard_gate     x * clip(alpha * x + beta, 0, 1): as hard_sigmoid and a product after it
  *   sigmoid, tanh, exp, log, erf   own polynomials; README.md has the largest errors
  *   sqrt, abs, neg, floor, ceil    exact as IEEE; reciprocal is 1 / x
  *   gelu          (x * (1 + erf(x / 1.41421354f))) * 0.5f, the order of exported graphs

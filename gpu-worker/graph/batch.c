@@ -31,7 +31,7 @@ static enum wk_rows rows_of(const struct judge *j, unsigned k)
 /* Inputs [from, n_in) are all FREE. */
 static bool rest_is_free(const struct judge *j, unsigned from)
 {
-    for (unsigned k = from; k < j->node->n_in; k++)
+    for (unsigned k = from; k < wk_node_own_inputs(j->node); k++)
         if (rows_of(j, k) != WK_ROWS_FREE)
             return false;
     return true;
@@ -55,10 +55,11 @@ static bool leads_with_batch(const struct cm_shape *shape)
     return shape->rank > 0 && shape->dims[0] == WK_DIM_BATCH;
 }
 
-/* Element-wise with broadcasting: batch axes line up, and what is FREE repeats over the batch. */
-static bool rows_elementwise(const struct judge *j)
+/* Element-wise with broadcasting: batch axes line up, and what is FREE repeats over the batch.
+ * Inputs [from, end). */
+static bool rows_broadcast(const struct judge *j, unsigned from, unsigned end)
 {
-    for (unsigned k = 0; k < j->node->n_in; k++) {
+    for (unsigned k = from; k < end; k++) {
         const struct wk_fact *in = input(j, k);
         if (!in)
             continue;
@@ -71,6 +72,17 @@ static bool rows_elementwise(const struct judge *j)
             return false;
     }
     return true;
+}
+
+static bool rows_elementwise(const struct judge *j)
+{
+    return rows_broadcast(j, 0, wk_node_own_inputs(j->node));
+}
+
+/* Operands of fused element-wise operators. */
+static bool rows_stages(const struct judge *j)
+{
+    return rows_broadcast(j, wk_node_own_inputs(j->node), j->node->n_in);
 }
 
 static bool rows_gemm(const struct judge *j)
@@ -521,7 +533,7 @@ static enum wk_rows judge_output(const struct judge *j)
     }
     if (all_free)
         return WK_ROWS_FREE;
-    if (!leads_with_batch(&j->out->shape) || !rows_rule(j))
+    if (!leads_with_batch(&j->out->shape) || !rows_rule(j) || !rows_stages(j))
         return WK_ROWS_MIXED;
     for (unsigned i = 1; i < j->out->shape.rank; i++)
         if (j->out->shape.dims[i] == WK_DIM_BATCH)

@@ -37,13 +37,20 @@ static void describe_step(const struct wk_plan *plan, const struct wk_node *node
                           const struct wk_step *step, struct wk_node_info *info)
 {
     struct wk_call call = {.graph = plan->graph, .node = node, .facts = plan->facts};
-    for (unsigned k = 0; k < node->n_in; k++)
-        if (node->in[k] >= 0 && !wk_operand_is_static(node, k))
-            info->read_bytes += (uint64_t)wk_fact_bytes(&plan->facts[node->in[k]]);
     for (unsigned k = 0; k < node->n_out; k++)
         if (node->out[k] >= 0)
             info->written_bytes += (uint64_t)wk_fact_bytes(&plan->facts[node->out[k]]);
+    for (unsigned k = 0; k < node->n_in; k++)
+        if (node->in[k] >= 0 && !wk_operand_is_static(node, k)) {
+            uint64_t bytes = (uint64_t)wk_fact_bytes(&plan->facts[node->in[k]]);
+            /* Of a table only what is looked up is read. */
+            if (node->op == WK_OP_Gather && k == 0 && bytes > info->written_bytes)
+                bytes = info->written_bytes;
+            info->read_bytes += bytes;
+        }
     info->flops = wk_node_flops(node, plan->facts);
+    for (unsigned k = 0; k < node->n_stages; k++)
+        info->flops += wk_fact_bytes(&plan->facts[node->out[0]]) / 4;
     if (step->state)
         plan->backend->ops->describe(plan->backend, &call, step->state, info->kernel,
                                      sizeof info->kernel);
@@ -58,6 +65,10 @@ void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_inf
                                 .position = node->position,
                                 .name = node->name,
                                 .op = wk_op_name(node->op)};
+    size_t used = 0;
+    for (unsigned k = 0; k < node->n_stages && used < sizeof info.fused; k++)
+        used += (size_t)snprintf(info.fused + used, sizeof info.fused - used, "+%s",
+                                 wk_op_name(node->stages[k].node->op));
     for (unsigned k = node->n_out; k-- > 0;)
         if (node->out[k] >= 0) {
             info.dtype = plan->facts[node->out[k]].dtype;
@@ -67,7 +78,7 @@ void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_inf
         info.fate = WK_NODE_LATE;
     else if (step)
         info.fate = WK_NODE_RUNS;
-    else if (wk_node_is_view(node))
+    else if (wk_node_is_view(node) && !wk_node_is_folded(node, plan->facts))
         info.fate = WK_NODE_VIEW;
     if (step)
         describe_step(plan, node, step, &info);

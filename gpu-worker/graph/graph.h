@@ -94,6 +94,18 @@ struct wk_attr {
     uint32_t first_capture; /* graph: where its captured values start among the node's inputs */
 };
 
+struct wk_node;
+
+/* An element-wise operator that runs on a node's output as it is made (graph/passes/activation.c).
+ * With stages, a node's outputs are those of the last one; they all have the shape that the node's
+ * own operator gives. */
+struct wk_stage {
+    const struct wk_node *node; /* as it stood in the graph: operator, attributes, constants */
+    uint16_t operand;           /* which input of the host is its other operand; 0: it has none */
+    bool reversed;              /* that operand is the left one */
+};
+#define WK_MAX_STAGES 8
+
 /* A node with subgraphs (If, Loop, Scan) has the values that they take from outside as further
  * inputs behind its own, subgraph by subgraph. */
 struct wk_node {
@@ -106,7 +118,16 @@ struct wk_node {
     const int32_t *in;  /* value indices; -1 for an input that is left out */
     const int32_t *out; /* value indices; -1 for an output that is not wanted */
     const struct wk_attr *attrs;
+    uint16_t n_own; /* with stages: inputs of the operator itself; stages have those after them */
+    uint16_t n_stages;
+    const struct wk_stage *stages;
 };
+
+/* Inputs of the node's own operator. */
+static inline unsigned wk_node_own_inputs(const struct wk_node *node)
+{
+    return node->n_stages ? node->n_own : node->n_in;
+}
 
 /* One name of the graph. Exactly one of input, constant and producer is set (not -1, not NULL). */
 struct wk_value {

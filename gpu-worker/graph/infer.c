@@ -195,6 +195,8 @@ bool wk_node_is_folded(const struct wk_node *node, const struct wk_fact *facts)
 
 bool wk_operand_is_static(const struct wk_node *node, unsigned k)
 {
+    if (k >= wk_node_own_inputs(node))
+        return false;
     unsigned bit = k < WK_STATIC_BITS ? k : WK_STATIC_BITS - 1;
     return wk_op_traits(node->op) >> bit & 1;
 }

@@ -141,6 +141,13 @@ static void test_exact_functions(void **state)
             assert_true(call(K_UNARY_sqrt, x) == sqrtf(x));
         float gate = fminf(fmaxf(x * sixth + 0.5f, 0.0f), 1.0f), swish = x * gate;
         assert_true(call(K_UNARY_hard_swish, x) == swish || isnan(swish));
+        float clip6 = fminf(fmaxf(x + 3.0f, 0.0f), 6.0f);
+        float six = (x * clip6) / 6.0f, by_six = x * (clip6 / 6.0f);
+        assert_true(call(K_UNARY_hard_swish_6, x) == six || isnan(six));
+        assert_true(call(K_UNARY_hard_swish_by_6, x) == by_six || isnan(by_six));
+        struct k_unary_params gate_params = {0.2f, 0.5f};
+        float gated = x * fminf(fmaxf(x * 0.2f + 0.5f, 0.0f), 1.0f);
+        assert_true(call_with(K_UNARY_hard_gate, x, &gate_params) == gated || isnan(gated));
         float gelu = (x * (1.0f + call(K_UNARY_erf, x / 1.41421354f))) * 0.5f;
         assert_true(call(K_UNARY_gelu, x) == gelu || isnan(gelu));
         float silu = x * call(K_UNARY_sigmoid, x);

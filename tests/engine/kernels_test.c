@@ -416,6 +416,20 @@ struct fused {
     size_t cases;
 };
 
+static void run_binary(const struct fused *f, const struct k_stage *s, float *y, size_t all_rows,
+                       size_t rows, size_t columns)
+{
+    for (size_t i = 0; i < all_rows * columns; i++) {
+        size_t row = i / columns % rows, column = i % columns;
+        size_t at = s->spread == K_EACH ? i : s->spread == K_ROW ? row : column;
+        const float *operand = &s->operand[s->spread == K_ONE ? 0 : at];
+        if (s->reversed)
+            f->k->binary[s->op](operand, 1, y + i, 1, y + i, 1);
+        else
+            f->k->binary[s->op](y + i, 1, operand, 1, y + i, 1);
+    }
+}
+
 /* The stages as operators of their own over the whole output of rows x columns (by channel). */
 static void run_stages(const struct fused *f, float *y, size_t batch, size_t rows, size_t columns)
 {
@@ -426,7 +440,7 @@ static void run_stages(const struct fused *f, float *y, size_t batch, size_t row
         if (s->kind == K_STAGE_UNARY)
             f->k->unary[s->op](y, y, n, &s->params);
         else if (s->kind == K_STAGE_BINARY)
-            f->k->binary[s->op](y, 1, s->operand, 1, y, n);
+            run_binary(f, s, y, batch * rows, rows, columns);
         else
             f->k->f32_scale_shift(&c, 0, batch * rows);
     }
@@ -437,8 +451,12 @@ static void fused_case(void *context, const struct kc *original)
     struct fused *f = context;
     struct kc c = *original;
     size_t batch = 1, rows = 0;
+    f->e.stages[5].spread = K_ONE;
     if (c.family == KC_GEMM && c.u.gemm.ldc == c.u.gemm.n) {
         rows = c.u.gemm.m;
+        if (f->cases % 2 &&
+            c.u.gemm.n + 3 <= CM_COUNT_OF(f->shift)) /* only products have columns */
+            f->e.stages[5].spread = K_COLUMN;
         c.u.gemm.epilogue = &f->e;
     } else if (c.family == KC_CONV || c.family == KC_DWCONV) {
         batch = c.u.conv.batch;
@@ -472,7 +490,7 @@ static void test_epilogue(void **state)
     kc_fill(KC_NORMAL, 11, f.residual, FUSED_MAX);
     kc_fill(KC_NORMAL, 12, f.scale, CM_COUNT_OF(f.scale));
     kc_fill(KC_NORMAL, 13, f.shift, CM_COUNT_OF(f.shift));
-    f.e.n_stages = 4;
+    f.e.n_stages = 6;
     f.e.stages[0] =
         (struct k_stage){.kind = K_STAGE_SCALE_SHIFT, .scale = f.scale, .shift = f.shift};
     f.e.stages[1] = (struct k_stage){.kind = K_STAGE_UNARY, .op = K_UNARY_hard_swish};
@@ -480,6 +498,13 @@ static void test_epilogue(void **state)
         (struct k_stage){.kind = K_STAGE_BINARY, .op = K_BINARY_add, .operand = f.residual};
     f.e.stages[3] =
         (struct k_stage){.kind = K_STAGE_UNARY, .op = K_UNARY_clip, .params = {-1.0f, 6.0f}};
+    f.e.stages[4] = (struct k_stage){.kind = K_STAGE_BINARY,
+                                     .op = K_BINARY_sub,
+                                     .spread = K_ROW,
+                                     .reversed = true,
+                                     .operand = f.scale};
+    f.e.stages[5] = (struct k_stage){
+        .kind = K_STAGE_BINARY, .op = K_BINARY_div, .spread = K_ONE, .operand = f.shift + 3};
     for (unsigned isa = 0; isa <= WK_ISA_AVX512; isa++) {
         if (!(cpu_isa_mask() & 1u << isa))
             continue;

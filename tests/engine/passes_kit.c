@@ -42,6 +42,7 @@ uint64_t passes_bits(const char *names)
 
 struct answer {
     unsigned n;
+    bool batchable;
     void *outputs[WK_MAX_IO];
     struct cm_shape shapes[WK_MAX_IO];
     enum cm_dtype dtypes[WK_MAX_IO];
@@ -82,6 +83,7 @@ static void run(const void *bytes, size_t length, const struct cm_shape *shapes,
     for (unsigned i = 0; i < signature->n_inputs; i++)
         inputs[i] = random_input(&signature->inputs[i], &shapes[i]);
     ret->n = signature->n_outputs;
+    ret->batchable = signature->batchable;
     kit_run(&loaded, shapes, (const void *const *)inputs, ret->outputs, ret->shapes);
     for (unsigned i = 0; i < ret->n; i++)
         ret->dtypes[i] = signature->outputs[i].dtype;
@@ -106,6 +108,8 @@ static void compare(const struct answer *with, const struct answer *without, con
                     bool exact)
 {
     assert_int_equal(with->n, without->n);
+    if (!with->batchable && without->batchable)
+        fail_msg("%s hides the batch", pass);
     for (unsigned i = 0; i < with->n; i++) {
         size_t size = 0;
         assert_true(cm_shape_equal(&with->shapes[i], &without->shapes[i]));

@@ -72,8 +72,9 @@ static void constants_are_folded(void **state)
     void *bytes = kit_bytes(m, &length);
     struct cm_shape x = kit_shape(2, 3, WIDE);
     assert_string_equal(passes_plan(bytes, length, &x, 0, text, sizeof text), "Pow");
-    assert_string_equal(passes_plan(bytes, length, &x, passes_bits("fold"), text, sizeof text),
-                        "MatMul Exp Where Pow");
+    assert_string_equal(
+        passes_plan(bytes, length, &x, passes_bits("fold,activation"), text, sizeof text),
+        "MatMul Exp Where Pow");
     free(bytes);
     expect(m, x, "Pow");
 }
@@ -170,6 +171,163 @@ static void constants_of_other_shapes_differ(void **state)
     kit_node(m, "Pow", "p,q", "y");
     kit_output(m, "y", CM_FP32, kit_shape(2, -1, 2));
     expect(m, kit_shape(2, 3, 2), "Pow Pow Pow");
+}
+
+/* ---- activation ------------------------------------------------------------------------------ */
+
+static void bias_of(struct kit_model *m, const char *name, int rank, int axis, int count)
+{
+    struct cm_shape shape = {.rank = (uint8_t)rank};
+    for (int i = 0; i < rank; i++)
+        shape.dims[i] = i == axis ? count : 1;
+    kit_random(m, name, shape);
+}
+
+/* Convolutions of each kind with everything behind them that an epilogue can be. */
+static void convolutions_take_what_follows(void **state)
+{
+    struct kit_model *m = model(kit_shape(4, -1, 6, -1, -1));
+    (void)state;
+    kit_random(m, "w", kit_shape(4, 6, 6, 3, 3));
+    kit_random(m, "b", kit_shape(1, 6));
+    kit_node(m, "Conv", "x,w,b", "c");
+    kit_attr_ints(m, "pads", 4, 1, 1, 1, 1);
+    bias_of(m, "channels", 3, 0, 6);
+    kit_node(m, "Mul", "channels,c", "c1");
+    number(m, "three", 3.0f);
+    kit_node(m, "Sub", "three,c1", "c2");
+    kit_node(m, "Add", "c2,x", "c3"); /* a residual: the same height and width, whatever they are */
+    kit_node(m, "Relu", "c3", "r");
+    kit_random(m, "dw", kit_shape(4, 6, 1, 3, 3));
+    kit_node(m, "Conv", "r,dw", "d");
+    kit_attr_i(m, "group", 6);
+    kit_attr_ints(m, "strides", 2, 2, 2);
+    kit_attr_ints(m, "pads", 4, 1, 1, 1, 1);
+    kit_node(m, "Clip", "d,zero,six", "d1");
+    number(m, "zero", 0.0f);
+    number(m, "six", 6.0f);
+    kit_random(m, "gw", kit_shape(4, 4, 3, 1, 1));
+    kit_node(m, "Conv", "d1,gw", "g");
+    kit_attr_i(m, "group", 2);
+    kit_node(m, "LeakyRelu", "g", "g1");
+    kit_attr_f(m, "alpha", 0.25f);
+    kit_node(m, "HardSigmoid", "g1", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(4, -1, 4, -1, -1));
+    expect(m, kit_shape(4, 2, 6, 9, 61),
+           "Conv+Mul+Sub+Add+Relu Conv+Clip Conv+LeakyRelu+HardSigmoid");
+}
+
+static void products_take_what_follows(void **state)
+{
+    struct kit_model *m = model(kit_shape(3, -1, -1, 24));
+    (void)state;
+    kit_random(m, "w", kit_shape(2, 24, 70));
+    kit_random(m, "b", kit_shape(1, 70));
+    kit_node(m, "MatMul", "x,w", "p");
+    kit_node(m, "Add", "b,p", "p1");
+    kit_node(m, "Tanh", "p1", "p2");
+    kit_random(m, "v", kit_shape(2, 70, 24));
+    kit_node(m, "MatMul", "p2,v", "q");
+    kit_node(m, "Add", "q,x", "q1");
+    kit_node(m, "Transpose", "q1", "t");
+    kit_attr_ints(m, "perm", 3, 0, 2, 1);
+    kit_node(m, "MatMul", "x,t", "s"); /* a product of each row's own matrices */
+    number(m, "root", 5.0f);
+    kit_node(m, "Div", "s,root", "s1");
+    kit_node(m, "Sub", "s1,s2", "y");
+    kit_node(m, "Softmax", "s1", "other");
+    kit_node(m, "Neg", "other", "s2");
+    kit_output(m, "y", CM_FP32, kit_shape(3, -1, -1, -1));
+    expect(m, kit_shape(3, 3, 5, 24),
+           "MatMul+Add+Tanh MatMul+Add Transpose MatMul+Div Softmax Neg+Sub");
+}
+
+static void gemm_takes_what_follows(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 16));
+    (void)state;
+    kit_random(m, "w", kit_shape(2, 50, 16));
+    kit_node(m, "Gemm", "x,w", "g"); /* its own operand C stays left out */
+    kit_attr_i(m, "transB", 1);
+    kit_random(m, "b", kit_shape(1, 50));
+    kit_node(m, "Add", "g,b", "g1");
+    kit_node(m, "Relu", "g1", "g2");
+    kit_random(m, "v", kit_shape(2, 50, 16));
+    kit_node(m, "Gemm", "g2,v", "h");
+    kit_attr_f(m, "alpha", 0.5f); /* scaled behind the product: stays alone */
+    kit_node(m, "Add", "h,x", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 16));
+    expect(m, kit_shape(2, 7, 16), "Gemm+Add+Relu Gemm Add");
+}
+
+static void chains_of_elementwise_operators(void **state)
+{
+    struct kit_model *m = model(kit_shape(4, -1, 5, -1, 7));
+    (void)state;
+    kit_random(m, "row", kit_shape(4, 1, 5, 1, 7));
+    bias_of(m, "channels", 3, 0, 5);
+    kit_node(m, "Mul", "row,x", "a");
+    kit_node(m, "Sub", "channels,a", "b");
+    kit_node(m, "Exp", "b", "c");
+    kit_node(m, "Div", "c,x", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(4, -1, 5, -1, 7));
+    expect(m, kit_shape(4, 3, 5, 97, 7), "Mul+Sub+Exp+Div");
+}
+
+static void what_is_used_twice_is_not_fused(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 16));
+    (void)state;
+    kit_random(m, "w", kit_shape(2, 16, 16));
+    kit_node(m, "MatMul", "x,w", "a");
+    kit_node(m, "Relu", "a", "b"); /* a is used again */
+    kit_node(m, "Softmax", "a", "c");
+    kit_node(m, "MatMul", "c,w", "d");
+    kit_node(m, "Relu", "d", "e"); /* d is an output */
+    kit_node(m, "MatMul", "e,w", "f");
+    kit_node(m, "Mul", "f,f", "g"); /* both operands */
+    kit_node(m, "Add", "b,g", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 16));
+    kit_output(m, "d", CM_FP32, kit_shape(2, -1, 16));
+    expect(m, kit_shape(2, 3, 16), "MatMul Softmax MatMul Relu MatMul Mul Relu+Add");
+}
+
+static void what_grows_is_not_fused(void **state)
+{
+    struct kit_model *m = model(kit_shape(3, -1, -1, 8));
+    (void)state;
+    kit_random(m, "w", kit_shape(2, 8, 1));
+    kit_node(m, "MatMul", "x,w", "a");
+    kit_node(m, "Add", "a,x", "b"); /* [n,m,1] + [n,m,8] */
+    kit_input(m, "z", CM_FP32, kit_shape(3, -1, -1, 8));
+    kit_node(m, "Exp", "b", "c");
+    kit_node(m, "Mul", "c,z", "y"); /* z has another middle: it may be 1 where c's is not */
+    kit_output(m, "y", CM_FP32, kit_shape(3, -1, -1, 8));
+    char text[256];
+    size_t length;
+    void *bytes = kit_bytes(m, &length);
+    struct cm_shape equal[] = {kit_shape(3, 2, 4, 8), kit_shape(3, 2, 4, 8)};
+    struct cm_shape grows[] = {kit_shape(3, 2, 1, 8), kit_shape(3, 2, 4, 8)};
+    passes_compare(bytes, length, equal);
+    passes_compare(bytes, length, grows);
+    assert_string_equal(passes_plan(bytes, length, equal, 0, text, sizeof text),
+                        "MatMul Add+Exp Mul");
+    free(bytes);
+    kit_free(m);
+}
+
+static void at_most_eight_are_fused(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 3));
+    char from[8] = "x", to[8];
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        snprintf(to, sizeof to, i == 11 ? "y" : "a%d", i);
+        kit_node(m, i % 2 ? "Neg" : "Sqrt", from, to);
+        memcpy(from, to, sizeof from);
+    }
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 3));
+    expect(m, kit_shape(2, 1, 3), "Sqrt+Neg+Sqrt+Neg+Sqrt+Neg+Sqrt+Neg+Sqrt Neg+Sqrt+Neg");
 }
 
 /* ---- dead ------------------------------------------------------------------------------------ */
@@ -269,6 +427,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(failing_constants_stay_nodes),
         cmocka_unit_test(equal_nodes_become_one),
         cmocka_unit_test(constants_of_other_shapes_differ),
+        cmocka_unit_test(convolutions_take_what_follows),
+        cmocka_unit_test(products_take_what_follows),
+        cmocka_unit_test(gemm_takes_what_follows),
+        cmocka_unit_test(chains_of_elementwise_operators),
+        cmocka_unit_test(what_is_used_twice_is_not_fused),
+        cmocka_unit_test(what_grows_is_not_fused),
+        cmocka_unit_test(at_most_eight_are_fused),
         cmocka_unit_test(what_passes_leave_is_dropped),
         cmocka_unit_test(keys_depend_on_the_passes),
         cmocka_unit_test(passes_have_names),

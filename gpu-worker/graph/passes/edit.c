@@ -236,10 +236,7 @@ bool pass_is_random(const struct wk_node *node)
 
 bool pass_has_subgraph(const struct wk_node *node)
 {
-    for (unsigned i = 0; i < node->n_attrs; i++)
-        if (node->attrs[i].type == 'g')
-            return true;
-    return false;
+    return wk_node_has_graphs(node);
 }
 
 /* ---- edits ----------------------------------------------------------------------------------- */

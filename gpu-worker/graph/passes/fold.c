@@ -8,8 +8,8 @@
 
 #include "common/check.h"
 #include "gpu-worker/graph/cost.h"
+#include "gpu-worker/graph/eval.h"
 #include "gpu-worker/graph/infer.h"
-#include "gpu-worker/graph/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,42 +26,16 @@ struct fold {
     double bytes, flops;        /* spent */
 };
 
-/* ---- one node as a graph of its own ---------------------------------------------------------- */
+/* ---- one node ------------------------------------------------------------------------------- */
 
-/* Values are the node's operands, then its outputs. */
-static enum cm_err make_graph(const struct wk_pass *pass, const struct wk_node *node,
-                              struct wk_graph *g, struct cm_error *err)
-{
-    uint32_t n = (uint32_t)node->n_in + node->n_out;
-    int32_t *in = wk_arena_take(&g->arena, node->n_in, sizeof *in);
-    int32_t *out = wk_arena_take(&g->arena, node->n_out, sizeof *out);
-    g->values = wk_arena_take(&g->arena, n, sizeof *g->values);
-    g->facts = wk_arena_take(&g->arena, n, sizeof *g->facts);
-    g->roots = wk_arena_take(&g->arena, n, sizeof *g->roots);
-    g->nodes = wk_arena_take(&g->arena, 1, sizeof *g->nodes);
-    g->outputs = wk_arena_take(&g->arena, WK_MAX_IO, sizeof *g->outputs);
-    if (!in || !out || !g->values || !g->facts || !g->roots || !g->nodes || !g->outputs)
-        return cm_fail(err, CM_NOMEM, "out of memory while loading a model");
-    for (unsigned k = 0; k < node->n_in; k++) {
-        in[k] = node->in[k] < 0 ? -1 : (int32_t)k;
-        g->values[k] = (struct wk_value){
-            .name = "", .input = -1, .producer = -1, .constant = pass_constant(pass, node->in[k])};
-    }
-    for (unsigned k = 0; k < node->n_out; k++) {
-        out[k] = node->out[k] < 0 ? -1 : (int32_t)(node->n_in + k);
-        g->values[node->n_in + k] = (struct wk_value){.name = "", .input = -1};
-        if (out[k] < 0)
-            g->values[node->n_in + k].producer = -1;
-        else
-            g->outputs[g->n_outputs++] = out[k];
-    }
-    g->n_values = n;
-    g->n_nodes = 1;
-    g->nodes[0] = *node;
-    g->nodes[0].in = in;
-    g->nodes[0].out = out;
-    return wk_graph_settle(g, err);
-}
+/* Operands and results of one evaluation. Kernels may count on the alignment of tensors, which the
+ * file's bytes do not have. */
+struct operands {
+    const void **in;  /* per input; NULL where it is left out */
+    void **out;       /* per output; NULL where it is not wanted */
+    void **copies;    /* of inputs, to be freed */
+    const void **was; /* data of the inputs' facts */
+};
 
 static void *aligned(size_t bytes)
 {
@@ -71,64 +45,88 @@ static void *aligned(size_t bytes)
     return aligned_alloc(WK_ALIGN, room);
 }
 
-/* Runs a planned graph and copies its outputs into constants. */
-static enum cm_err run_plan(struct fold *fold, struct wk_plan *plan, unsigned n_outputs,
-                            const struct wk_const **ret, struct cm_error *err)
+static bool take_operands(struct wk_arena *arena, const struct wk_node *node, struct operands *o)
 {
-    void *outputs[WK_MAX_IO] = {NULL};
-    void *scratch = aligned(wk_plan_scratch_bytes(plan));
-    enum cm_err code = scratch ? CM_OK : CM_NOMEM;
-    for (unsigned i = 0; i < n_outputs && code == CM_OK; i++) {
-        size_t bytes;
-        code = cm_shape_bytes(wk_plan_output_shape(plan, i), wk_plan_output_dtype(plan, i), &bytes);
-        if (code == CM_OK)
-            outputs[i] = aligned(bytes);
-        if (!outputs[i])
-            code = CM_NOMEM;
-    }
-    if (code == CM_OK)
-        code = wk_plan_run(plan, NULL, outputs, scratch, err);
-    for (unsigned i = 0; i < n_outputs && code == CM_OK; i++) {
-        void *data;
-        struct wk_const *constant = pass_new_constant(fold->pass, wk_plan_output_dtype(plan, i),
-                                                      wk_plan_output_shape(plan, i), &data);
-        if (constant && constant->bytes)
-            memcpy(data, outputs[i], constant->bytes);
-        if (!constant)
-            code = CM_NOMEM;
-        ret[i] = constant;
-    }
-    for (unsigned i = 0; i < n_outputs; i++)
-        free(outputs[i]);
-    free(scratch);
-    return code;
+    o->in = wk_arena_take(arena, node->n_in, sizeof *o->in);
+    o->out = wk_arena_take(arena, node->n_out, sizeof *o->out);
+    o->copies = wk_arena_take(arena, node->n_in, sizeof *o->copies);
+    o->was = wk_arena_take(arena, node->n_in, sizeof *o->was);
+    return o->in && o->out && o->copies && o->was;
 }
 
-/* Wanted outputs of the node, in order, into ret. */
-static enum cm_err evaluate(struct fold *fold, const struct wk_node *node,
-                            const struct wk_const **ret, struct cm_error *err)
+/* Inputs in memory and in their facts, which let_go puts back. */
+static bool fill_operands(const struct wk_graph *graph, const struct wk_node *node,
+                          struct operands *o)
 {
-    struct wk_graph graph = {0};
-    struct wk_weights weights = {0};
-    struct wk_plan *plan = NULL;
-    void *base = NULL;
-    enum cm_err code = make_graph(fold->pass, node, &graph, err);
-    if (code == CM_OK)
-        code = wk_weights_lay_out(fold->backend, &graph, err, &weights);
-    if (code == CM_OK) {
-        base = aligned(weights.bytes);
-        code = base ? CM_OK : CM_NOMEM;
+    bool fine = true;
+    for (unsigned k = 0; k < node->n_in; k++) {
+        if (node->in[k] < 0)
+            continue;
+        const struct wk_const *constant = graph->values[node->in[k]].constant;
+        o->was[k] = graph->facts[node->in[k]].data;
+        o->in[k] = constant->data;
+        if ((uintptr_t)constant->data % WK_ALIGN != 0) {
+            o->in[k] = o->copies[k] = aligned(constant->bytes);
+            if (o->copies[k] && constant->bytes)
+                memcpy(o->copies[k], constant->data, constant->bytes);
+        }
+        fine = fine && o->in[k];
+        graph->facts[node->in[k]].data = o->in[k];
     }
-    if (code == CM_OK) {
-        wk_weights_pack(&weights, fold->backend, &graph, base);
-        code = wk_plan_build(fold->backend, &graph, base, NULL, err, &plan);
+    for (unsigned k = 0; k < node->n_out; k++) {
+        size_t bytes;
+        if (node->out[k] < 0)
+            continue;
+        const struct wk_fact *fact = &graph->facts[node->out[k]];
+        if (cm_shape_bytes(&fact->shape, fact->dtype, &bytes) == CM_OK)
+            o->out[k] = aligned(bytes);
+        fine = fine && o->out[k];
     }
-    if (code == CM_OK)
-        code = run_plan(fold, plan, graph.n_outputs, ret, err);
-    wk_plan_destroy(plan);
-    free(base);
-    wk_weights_fini(&weights);
-    wk_graph_fini(&graph);
+    return fine;
+}
+
+static void let_go(const struct wk_graph *graph, const struct wk_node *node, struct operands *o)
+{
+    for (unsigned k = node->n_in; k-- > 0;) { /* backwards: an input may be there twice */
+        if (node->in[k] >= 0)
+            graph->facts[node->in[k]].data = o->was[k];
+        free(o->copies[k]);
+    }
+    for (unsigned k = 0; k < node->n_out; k++)
+        free(o->out[k]);
+}
+
+/* Every output into ret. Errors mean that the node stays; CM_NOMEM is one of them. */
+static enum cm_err evaluate(struct fold *fold, const struct wk_node *node,
+                            const struct wk_const **ret)
+{
+    const struct wk_graph *graph = fold->pass->graph;
+    struct wk_arena arena = {0};
+    struct cm_error ignored = {0};
+    struct operands o;
+    if (!take_operands(&arena, node, &o)) {
+        wk_arena_fini(&arena);
+        return CM_NOMEM;
+    }
+    enum cm_err code = fill_operands(graph, node, &o) ? CM_OK : CM_NOMEM;
+    bool empty = true; /* its other dimensions may be too large to loop over */
+    for (unsigned k = 0; k < node->n_out; k++)
+        empty = empty && (node->out[k] < 0 || wk_fact_bytes(&graph->facts[node->out[k]]) == 0);
+    if (code == CM_OK && !empty)
+        code = wk_eval_alone(fold->backend, node, graph->facts, o.in, o.out, &ignored);
+    for (unsigned k = 0; k < node->n_out && code == CM_OK; k++) {
+        void *data;
+        if (node->out[k] < 0)
+            continue;
+        const struct wk_fact *fact = &graph->facts[node->out[k]];
+        struct wk_const *constant = pass_new_constant(fold->pass, fact->dtype, &fact->shape, &data);
+        if (constant && constant->bytes)
+            memcpy(data, o.out[k], constant->bytes);
+        code = constant ? CM_OK : CM_NOMEM;
+        ret[k] = constant;
+    }
+    let_go(graph, node, &o);
+    wk_arena_fini(&arena);
     return code;
 }
 
@@ -161,7 +159,6 @@ static bool is_affordable(struct fold *fold, const struct wk_node *node)
 static bool is_foldable(const struct fold *fold, const struct wk_node *node)
 {
     const struct wk_graph *graph = fold->pass->graph;
-    unsigned wanted = 0;
     if (pass_is_random(node) || pass_has_subgraph(node))
         return false;
     for (unsigned k = 0; k < node->n_in; k++)
@@ -170,9 +167,8 @@ static bool is_foldable(const struct fold *fold, const struct wk_node *node)
     for (unsigned k = 0; k < node->n_out; k++) {
         if (node->out[k] >= 0 && !has_known_shape(&graph->facts[node->out[k]]))
             return false;
-        wanted += node->out[k] >= 0;
     }
-    return wanted <= WK_MAX_IO;
+    return node->n_out <= WK_MAX_IO;
 }
 
 /* ---- values that inference has evaluated already --------------------------------------------- */
@@ -232,8 +228,6 @@ static enum cm_err fold_node(struct fold *fold, const struct wk_node *node, bool
 {
     const struct wk_const *made[WK_MAX_IO] = {NULL};
     struct wk_pass *pass = fold->pass;
-    struct cm_error ignored = {0};
-    unsigned n = 0;
     enum cm_err code = fold_known(pass, node, ret_folded);
     if (code != CM_OK || *ret_folded || !is_foldable(fold, node))
         return code;
@@ -250,11 +244,11 @@ static enum cm_err fold_node(struct fold *fold, const struct wk_node *node, bool
         if (code != CM_OK)
             return code;
     }
-    if (evaluate(fold, node, made, &ignored) != CM_OK)
+    if (evaluate(fold, node, made) != CM_OK)
         return CM_OK;
     for (unsigned k = 0; k < node->n_out; k++)
         if (node->out[k] >= 0)
-            pass_become_constant(pass, node->out[k], made[n++]);
+            pass_become_constant(pass, node->out[k], made[k]);
     *ret_folded = true;
     return CM_OK;
 }
