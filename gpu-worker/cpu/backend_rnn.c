@@ -118,9 +118,22 @@ static struct rnn_sizes sizes_by(const struct wk_call *call, unsigned k)
     return sizes_of(call->node, &shape);
 }
 
+/* Input k, a constant, has a shape and type that its stored form can be made of. Shape inference
+ * has not looked at it yet where another input's rank is only known in the run; it will refuse the
+ * node then, and until then the constant stays plain. */
+static bool can_be_stored(const struct wk_call *call, unsigned k)
+{
+    const struct wk_fact *fact = wk_call_in(call, k);
+    const int64_t *dims = fact->shape.dims;
+    int64_t gates = call->node->op == WK_OP_LSTM ? 4 : call->node->op == WK_OP_GRU ? 3 : 1;
+    if (fact->dtype != CM_FP32 || fact->shape.rank != (k == B ? 2 : 3))
+        return false;
+    return dims[1] % (k == B ? 2 * gates : gates) == 0 && (k != R || dims[2] * gates == dims[1]);
+}
+
 void cpu_layout_recurrent(const struct wk_call *call, unsigned k, struct wk_layout *ret_layout)
 {
-    if (k < W || k > B)
+    if (k < W || k > B || !can_be_stored(call, k))
         return;
     struct rnn_sizes s = sizes_by(call, k);
     uint32_t kind = k == B                                  ? CPU_LAYOUT_RNN_BIAS
