@@ -78,6 +78,7 @@ enum cm_err infer_if(struct infer *in)
     if (condition->dtype != CM_BOOL && condition->dtype != CM_DTYPE_NONE)
         return wk_node_fail(in->err, CM_INVALID, in->node, "the condition is %s, must be BOOL",
                             cm_dtype_name(condition->dtype));
+    enum cm_err code = CM_OK;
     int certain =
         condition->data && !in->walk->symbolic ? *(const uint8_t *)condition->data != 0 : -1;
     for (int i = 0; i < 2; i++) {
@@ -86,10 +87,15 @@ enum cm_err infer_if(struct infer *in)
                                 "a branch must have no inputs and %u outputs", in->node->n_out);
         if (certain >= 0 && certain != i)
             continue;
-        enum cm_err code = walk_subgraph(in, graphs[i], first[i], NULL, &facts[i]);
-        if (code != CM_OK)
+        code = walk_subgraph(in, graphs[i], first[i], NULL, &facts[i]);
+        /* A branch may be meant for other shapes than these: that matters once it is taken. */
+        if (code != CM_OK && (in->walk->symbolic || code == CM_NOMEM))
             return code;
+        if (code != CM_OK)
+            facts[i] = NULL;
     }
+    if (!facts[0] && !facts[1])
+        return code;
     for (unsigned k = 0; k < in->node->n_out; k++) {
         struct wk_fact *out = infer_out(in, k);
         const struct wk_fact *a = facts[0] ? &facts[0][graphs[0]->outputs[k]] : NULL;

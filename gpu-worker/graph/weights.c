@@ -73,9 +73,10 @@ static enum cm_err lay_out_node(struct wk_weights *weights, const struct wk_back
     struct wk_call call = {.graph = graph, .node = node, .facts = graph->facts};
     if (wk_node_is_folded(node, graph->facts))
         return CM_OK;
-    enum cm_err code = wk_node_is_view(node) || wk_node_has_graphs(node)
-                           ? CM_OK
-                           : backend->ops->supports(backend, &call, err);
+    /* What only looks at shapes needs no kernel, also if they are not known yet. */
+    bool runs = !wk_node_is_view(node) && !wk_node_has_graphs(node) &&
+                !(wk_op_traits(node->op) & WK_SHAPE_ONLY);
+    enum cm_err code = !runs ? CM_OK : backend->ops->supports(backend, &call, err);
     for (unsigned k = 0; k < node->n_in && code == CM_OK; k++)
         /* What is known element by element is written into each plan instead. */
         if (wk_call_is_constant(&call, k) && !wk_operand_is_static(node, k) &&
