@@ -33,7 +33,7 @@ def workloads(catalogue):
         "minilm-16": ("minilm", text(1, 16)),
         "minilm-64": ("minilm", text(1, 64)),
         "minilm-128": ("minilm", text(1, 128)),
-        "ppocr-det": ("ppocr-det", {"x": catalogue.images(1, 640, 640, 1)}),
+        "ppocr-det": ("ppocr-det", {"x": catalogue.pages(1, 640, 640, 1)}),
         "ppocr-rec": ("ppocr-rec", {"x": catalogue.images(1, 48, 320, 1)}),
         "ppocr-cls": ("ppocr-cls", {"x": catalogue.images(6, 48, 192, 1)}),
         "silero-v5": ("silero-v5", catalogue.silero_inputs("silero-v5", 1, 512, 16000, 1)),

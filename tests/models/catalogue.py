@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import numpy
+from PIL import Image, ImageDraw, ImageFont
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODULES = ROOT / "tests" / "clients" / "node_modules"
 OCR = MODULES / "@gutenye" / "ocr-models" / "assets"
+FONT = "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf"
 VAD = MODULES / "@ricky0123" / "vad-web" / "dist"
 
 FILES = {
@@ -53,6 +55,24 @@ def images(rows, height, width, seed, channels=3):
         across, down, phase, noise = random.uniform(-0.6, 0.6), random.uniform(-0.6, 0.6), *random.uniform(0, 1, 2)
         waves = [numpy.sin(across * x + down * y + 3 * phase + c) for c in range(channels)]
         made.append((1 - noise) * numpy.array(waves) + noise * random.uniform(-1, 1, (channels, height, width)))
+    return numpy.array(made, numpy.float32)
+
+
+def pages(rows, height, width, seed):
+    """Lines of text, as det sees them: without text its probabilities are all nothing."""
+    random = numpy.random.RandomState(seed)
+    made = []
+    for _ in range(rows):
+        image = Image.new("RGB", (width, height), tuple(random.randint(200, 256, 3)))
+        draw, y = ImageDraw.Draw(image), 8
+        while y < height - 24:
+            size = int(random.randint(16, 40))
+            text = "".join(map(chr, random.randint(ord("a"), ord("z") + 1, max(3, width // size))))
+            draw.text((int(random.randint(4, 20)), y), text, tuple(random.randint(0, 90, 3)),
+                      ImageFont.truetype(FONT, size))
+            y += 2 * size
+        pixels = numpy.asarray(image, numpy.float32)[:, :, ::-1] / 255
+        made.append(((pixels - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)).transpose(2, 0, 1))
     return numpy.array(made, numpy.float32)
 
 
@@ -111,7 +131,7 @@ def cases(name, size=SMALL):
         return [(f"{n} x 48 x {w}", {"x": images(n, 48, w, w + n)}) for n, w in shapes]
     if name == "ppocr-det":
         shapes = ((1, 160, 256), (1, 96, 64), (2, 64, 96)) + (((1, 640, 640), (1, 736, 1280)) if full else ())
-        return [(f"{n} x {h} x {w}", {"x": images(n, h, w, h + w + n)}) for n, h, w in shapes]
+        return [(f"{n} x {h} x {w}", {"x": pages(n, h, w, h + w + n)}) for n, h, w in shapes]
     return [(f"{n} x {samples} samples of {rate} Hz", silero_inputs(name, n, samples, rate, n + samples + rate))
             for n, samples, rate in silero_shapes(name)]
 

@@ -27,6 +27,9 @@ RELATIVE = 1e-4
 TAIL = 1e-3
 SMALLEST = 1e-30  # below it a probability is as good as none
 SOFTMAX = {"ppocr-rec": {"softmax_11.tmp_0"}, "ppocr-cls": {"softmax_0.tmp_0"}, "mlp": {"probabilities"}}
+# det's logits reach 170, so its probabilities are steep. On this page ONNX Runtime's are 2e-4 from those of the same
+# graph in double precision, ours 0.8e-4.
+STEEP = {("ppocr-det", "1 x 640 x 640"): 3}
 SECONDS = 600
 
 
@@ -96,7 +99,7 @@ def compare(name, folder, args):
     for (what, inputs), expected in zip(cases, theirs):
         ours = by_ingot(model, inputs, list(expected), folder, options)
         for output, array in expected.items():
-            used = difference(ours[output], array, output in SOFTMAX.get(name, ()))
+            used = difference(ours[output], array, output in SOFTMAX.get(name, ())) / STEEP.get((name, what), 1)
             print(f"{name}, {what}: {output} uses {100 * used:.2f} % of the tolerance", flush=True)
             if used > 1:
                 raise Failed(f"{what}: {output} differs from ONNX Runtime's")

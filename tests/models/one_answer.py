@@ -38,7 +38,7 @@ def batch_inputs(name):
     if name == "ppocr-rec":
         return {"x": catalogue.images(3, 48, 64, 5)}
     if name == "ppocr-det":
-        return {"x": catalogue.images(3, 64, 64, 5)}
+        return {"x": catalogue.pages(3, 64, 64, 5)}
     return catalogue.silero_inputs(name, 2, 1536 if name == "silero-legacy" else 512, 16000, 5)
 
 
