@@ -143,7 +143,7 @@ static void ngrams(void **state)
     const int64_t x[8] = {1, 2, 1, 2, 2, 3, 3, 1};
     const float weights[4] = {0.5f, 2, 3, 4};
     const float want[3][8] = {
-        {2, 1, 2, 2, 2, 0, 1, 0}, {2, 4, 0.5f, 3, 2, 0, 0.5f, 0}, {4, 4, 1, 6, 2, 0, 0.5f, 0}};
+        {2, 1, 2, 2, 1, 0, 1, 0}, {2, 4, 0.5f, 3, 2, 0, 0.5f, 0}, {4, 4, 1, 6, 2, 0, 0.5f, 0}};
     static const char *const modes[] = {"TF", "IDF", "TFIDF"};
     struct cm_shape shape = kit_shape(2, 2, 4);
     const void *inputs[] = {x};
