@@ -1,7 +1,8 @@
 /* The engine as a fuzz target: any bytes as a model file; what loads is planned and run.
  *
- * Never fails by itself: a crash, a sanitizer report, a changed guard byte or an abort (rows that
- * differ from their batch although the batch proof said they do not) is the finding. */
+ * Never fails by itself: a crash, a sanitizer report, a changed guard byte or an abort (rows
+ * that differ from their batch although the batch proof said they do not, a second run that differs
+ * from the first) is the finding. */
 #include "tests/fuzz/targets.h"
 
 #include "gpu-worker/engine.h"
@@ -68,10 +69,35 @@ static bool begin(struct attempt *a, struct wk_model *model, int64_t batch, int6
     return wk_plan_create(model, shapes, &err, &a->plan) == CM_OK && take_buffers(a, s, shapes);
 }
 
-static void run(struct attempt *a)
+/* Reads what a run has made by itself, to its last byte, into a number that depends on it. */
+static uint64_t look_at_outputs(const struct attempt *a, const struct wk_signature *s)
+{
+    uint64_t sum = 1;
+    for (unsigned i = 0; i < s->n_outputs; i++) {
+        const struct cm_shape *shape = wk_plan_output_shape(a->plan, i);
+        bool settled = wk_plan_output_is_settled(a->plan, i);
+        const uint8_t *data = settled ? a->out[i] : wk_plan_output_data(a->plan, i);
+        size_t bytes;
+        if (cm_shape_bytes(shape, wk_plan_output_dtype(a->plan, i), &bytes) != CM_OK)
+            abort();
+        for (size_t k = 0; k < bytes; k++)
+            sum = (sum ^ data[k]) * 0x100000001b3ull;
+    }
+    return sum;
+}
+
+/* A plan may be run again, with equal results. */
+static void run(struct attempt *a, const struct wk_signature *s)
 {
     struct cm_error err;
-    a->ran = wk_plan_run(a->plan, (const void *const *)a->in, a->out, a->scratch, &err) == CM_OK;
+    const void *const *in = (const void *const *)a->in;
+    a->ran = wk_plan_run(a->plan, in, a->out, a->scratch, &err) == CM_OK;
+    if (!a->ran)
+        return;
+    uint64_t first = look_at_outputs(a, s);
+    if (wk_plan_run(a->plan, in, a->out, a->scratch, &err) != CM_OK ||
+        look_at_outputs(a, s) != first)
+        abort();
 }
 
 static void guard(void *memory)
@@ -156,7 +182,7 @@ static void check_rows(struct wk_model *model, const struct attempt *batch, int6
         if (begin(&one, model, 1, free_dim)) {
             for (unsigned i = 0; i < s->n_inputs; i++)
                 memcpy(one.in[i], (char *)batch->in[i] + row * one.in_bytes[i], one.in_bytes[i]);
-            run(&one);
+            run(&one, s);
             for (unsigned i = 0; i < s->n_outputs && one.ran; i++)
                 if (one.out_bytes[i] * ROWS != batch->out_bytes[i] ||
                     !same_bytes(s->outputs[i].dtype, one.out[i],
@@ -172,7 +198,7 @@ static void plan_and_run(struct wk_model *model, int64_t free_dim, uint64_t rand
     struct attempt batch;
     if (begin(&batch, model, ROWS, free_dim)) {
         fill(&batch, wk_model_signature(model), random);
-        run(&batch);
+        run(&batch, wk_model_signature(model));
         if (batch.ran && wk_model_signature(model)->batchable)
             check_rows(model, &batch, free_dim);
     }
