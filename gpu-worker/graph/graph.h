@@ -15,15 +15,20 @@
 #include <stdint.h>
 
 /* Limits of one graph; what exceeds them is refused at load. */
-#define WK_MAX_NODES        65536
-#define WK_MAX_VALUES       262144
-#define WK_MAX_NODE_IO      1024
-#define WK_MAX_ATTRS        64
-#define WK_MAX_CAPTURES     8192               /* of one subgraph */
-#define WK_MAX_TRIPS        1000000            /* of one Loop or Scan */
-#define WK_MAX_TRACKED      1024               /* elements of a value known at plan time */
-#define WK_MAX_TRACKED_SUM  (1u << 24)         /* of all of a graph's values: 256 MB */
-#define WK_MAX_TENSOR_BYTES ((size_t)1 << 30)  /* of one tensor in a plan */
+#define WK_MAX_NODES       65536
+#define WK_MAX_VALUES      262144
+#define WK_MAX_NODE_IO     1024
+#define WK_MAX_ATTRS       64
+#define WK_MAX_CAPTURES    8192       /* of one subgraph */
+#define WK_MAX_TRACKED     1024       /* elements of a value known at plan time */
+#define WK_MAX_TRACKED_SUM (1u << 24) /* of all of a graph's values: 256 MB */
+#ifdef INGOT_SMALL_LIMITS             /* for fuzzing: time is better spent than on large tensors */
+#define WK_MAX_TRIPS        1000      /* of one Loop or Scan */
+#define WK_MAX_TENSOR_BYTES ((size_t)1 << 20)
+#else
+#define WK_MAX_TRIPS        1000000           /* of one Loop or Scan */
+#define WK_MAX_TENSOR_BYTES ((size_t)1 << 30) /* of one tensor in a plan */
+#endif
 #define WK_MAX_DIM          ((int64_t)1 << 30) /* also beside a dimension that is 0 */
 #define WK_MAX_PLAN_BYTES   ((size_t)4 << 30)  /* of a plan's scratch memory */
 #define WK_MAX_WEIGHT_BYTES ((size_t)8 << 30)  /* of a model's packed weights */
