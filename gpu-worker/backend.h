@@ -84,7 +84,8 @@ struct wk_backend_ops {
                             struct cm_error *err);
 
     /* Whether host can run a stage of this operator, whose operand lies in this way, on its output.
-     * Both compute the same bits as if they ran alone. host may have stages already. */
+     * Both compute the same bits as if they ran alone. host may have stages already. With stage ==
+     * host->node: whether it can run the form that a pass has given the node. */
     bool (*fuses)(const struct wk_backend *backend, const struct wk_call *host,
                   const struct wk_node *stage, enum wk_spread spread);
 

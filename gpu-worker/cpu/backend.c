@@ -176,7 +176,7 @@ static enum cm_err cpu_prepare(const struct wk_backend *backend, const struct wk
     struct cpu_prepare p = {.cpu = as_cpu(backend), .call = call, .arena = arena, .err = err};
     const struct cpu_step *step = NULL;
     cpu_prepare_fn *prepare = rows[call->node->op].prepare;
-    if (call->node->n_stages && cpu_is_chain(call))
+    if ((call->node->n_stages || call->node->form != WK_FORM_OWN) && cpu_is_chain(call))
         prepare = cpu_prepare_chain;
     enum cm_err code = prepare(&p, &step);
     if (code == CM_OK && p.workspace > WK_MAX_PLAN_BYTES)

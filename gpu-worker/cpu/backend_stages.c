@@ -49,6 +49,24 @@ static bool unary_of(enum wk_op op, enum k_unary *ret)
     return false;
 }
 
+/* The kernel of what a pass has made of an operator. */
+static bool form_of(const struct wk_node *node, enum k_unary *ret)
+{
+    switch (node->form) {
+    case WK_FORM_GATE:
+        *ret = node->op == WK_OP_Sigmoid ? K_UNARY_silu : K_UNARY_hard_gate;
+        return node->op == WK_OP_Sigmoid || node->op == WK_OP_HardSigmoid;
+    case WK_FORM_SIX:
+        *ret = K_UNARY_hard_swish_6;
+        return node->op == WK_OP_HardSwish;
+    case WK_FORM_BY_SIX:
+        *ret = K_UNARY_hard_swish_by_6;
+        return node->op == WK_OP_HardSwish;
+    default:
+        return false;
+    }
+}
+
 static bool binary_of(enum wk_op op, enum k_binary *ret)
 {
     switch (op) {
@@ -112,6 +130,8 @@ bool cpu_stage_kernel(const struct wk_graph *graph, const struct wk_node *node,
         return false;
     if (strcmp(wk_node_string(node, "approximate", "none"), "tanh") == 0)
         unary = K_UNARY_gelu_tanh;
+    if (node->form != WK_FORM_OWN && !form_of(node, &unary))
+        return false;
     ret_stage->op = (int)unary;
     return fill_params(graph, node, ret_stage);
 }

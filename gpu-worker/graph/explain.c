@@ -9,6 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The operator's name, or that of what a pass has made of it. */
+static const char *title(const struct wk_node *node)
+{
+    if (node->form == WK_FORM_GATE)
+        return node->op == WK_OP_Sigmoid ? "Swish" : "HardSwish";
+    return wk_op_name(node->op);
+}
+
 uint32_t wk_plan_nodes(const struct wk_plan *plan)
 {
     return plan->graph->n_nodes;
@@ -61,14 +69,12 @@ void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_inf
     CM_ASSERT(i < plan->graph->n_nodes);
     const struct wk_node *node = &plan->graph->nodes[i];
     const struct wk_step *step = find_step(plan, node);
-    struct wk_node_info info = {.fate = WK_NODE_KNOWN,
-                                .position = node->position,
-                                .name = node->name,
-                                .op = wk_op_name(node->op)};
+    struct wk_node_info info = {
+        .fate = WK_NODE_KNOWN, .position = node->position, .name = node->name, .op = title(node)};
     size_t used = 0;
     for (unsigned k = 0; k < node->n_stages && used < sizeof info.fused; k++)
         used += (size_t)snprintf(info.fused + used, sizeof info.fused - used, "+%s",
-                                 wk_op_name(node->stages[k].node->op));
+                                 title(node->stages[k].node));
     for (unsigned k = node->n_out; k-- > 0;)
         if (node->out[k] >= 0) {
             info.dtype = plan->facts[node->out[k]].dtype;

@@ -111,6 +111,15 @@ struct wk_stage {
 };
 #define WK_MAX_STAGES 8
 
+/* What a pass has made of an operator that ONNX's does not say. */
+enum wk_form {
+    WK_FORM_OWN = 0, /* nothing */
+    WK_FORM_VIEW,    /* Transpose: no byte moves */
+    WK_FORM_GATE,    /* Sigmoid, HardSigmoid: y = x * op(x) */
+    WK_FORM_SIX,     /* HardSwish: y = (x * clip(x + 3, 0, 6)) / 6 */
+    WK_FORM_BY_SIX,  /* HardSwish: y = x * (clip(x + 3, 0, 6) / 6) */
+};
+
 /* A node with subgraphs (If, Loop, Scan) has the values that they take from outside as further
  * inputs behind its own, subgraph by subgraph. */
 struct wk_node {
@@ -123,6 +132,7 @@ struct wk_node {
     const int32_t *in;  /* value indices; -1 for an input that is left out */
     const int32_t *out; /* value indices; -1 for an output that is not wanted */
     const struct wk_attr *attrs;
+    enum wk_form form;
     uint16_t n_own; /* with stages: inputs of the operator itself; stages have those after them */
     uint16_t n_stages;
     const struct wk_stage *stages;

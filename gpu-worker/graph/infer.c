@@ -208,6 +208,8 @@ bool wk_operand_decides(const struct wk_node *node, unsigned k)
 
 bool wk_node_is_view(const struct wk_node *node)
 {
+    if (node->form == WK_FORM_VIEW)
+        return true;
     if (!(wk_op_traits(node->op) & WK_VIEW))
         return false;
     for (unsigned k = 1; k < node->n_out; k++)

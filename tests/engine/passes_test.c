@@ -330,6 +330,272 @@ static void at_most_eight_are_fused(void **state)
     expect(m, kit_shape(2, 1, 3), "Sqrt+Neg+Sqrt+Neg+Sqrt+Neg+Sqrt+Neg+Sqrt Neg+Sqrt+Neg");
 }
 
+/* ---- conv_bn ----------------------------------------------------------------------------------
+ */
+
+static void norm_constants(struct kit_model *m, int channels)
+{
+    float variance[16];
+    for (int i = 0; i < channels; i++)
+        variance[i] = 0.3f + 0.2f * (float)i;
+    kit_random(m, "gamma", kit_shape(1, channels));
+    kit_random(m, "beta", kit_shape(1, channels));
+    kit_random(m, "mean", kit_shape(1, channels));
+    kit_const(m, "var", CM_FP32, kit_shape(1, channels), variance);
+}
+
+static void norms_are_folded_into_convolutions(void **state)
+{
+    struct kit_model *m = model(kit_shape(4, -1, 4, 9, 9));
+    (void)state;
+    norm_constants(m, 6);
+    kit_random(m, "w", kit_shape(4, 6, 4, 3, 3));
+    kit_node(m, "Conv", "x,w", "c");
+    kit_node(m, "BatchNormalization", "c,gamma,beta,mean,var", "n");
+    kit_attr_f(m, "epsilon", 1e-3f);
+    kit_node(m, "Relu", "n", "r");
+    kit_random(m, "dw", kit_shape(4, 6, 1, 3, 3));
+    kit_random(m, "b", kit_shape(1, 6));
+    kit_node(m, "Conv", "r,dw,b", "d");
+    kit_attr_i(m, "group", 6);
+    kit_node(m, "BatchNormalization", "d,gamma,beta,mean,var", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(4, -1, 6, 5, 5));
+    expect(m, kit_shape(4, 2, 4, 9, 9), "Conv+Relu Conv");
+}
+
+static void other_norms_stay(void **state)
+{
+    struct kit_model *m = model(kit_shape(4, -1, 6, 9, 9));
+    (void)state;
+    norm_constants(m, 6);
+    kit_random(m, "w", kit_shape(4, 6, 6, 1, 1));
+    kit_node(m, "Conv", "x,w", "c"); /* an output too */
+    kit_node(m, "BatchNormalization", "c,gamma,beta,mean,var", "n");
+    kit_node(m, "Conv", "n,w", "d");
+    kit_node(m, "GlobalAveragePool", "d", "g"); /* d is used twice */
+    kit_node(m, "BatchNormalization", "d,gamma,beta,mean,var", "e");
+    kit_node(m, "Conv", "e,w", "f");
+    kit_node(m, "BatchNormalization", "f,gamma,beta,mean,negative", "y"); /* NaN */
+    const float negative[6] = {-1, 1, 1, 1, 1, 1};
+    kit_const(m, "negative", CM_FP32, kit_shape(1, 6), negative);
+    kit_output(m, "y", CM_FP32, kit_shape(4, -1, 6, 9, 9));
+    kit_output(m, "c", CM_FP32, kit_shape(4, -1, 6, 9, 9));
+    kit_output(m, "g", CM_FP32, kit_shape(4, -1, 6, 1, 1));
+    char text[256];
+    size_t length;
+    void *bytes = kit_bytes(m, &length);
+    struct cm_shape x = kit_shape(4, 2, 6, 9, 9);
+    assert_string_equal(passes_plan(bytes, length, &x, 0, text, sizeof text),
+                        "Conv BatchNormalization Conv GlobalAveragePool BatchNormalization Conv "
+                        "BatchNormalization");
+    free(bytes);
+    kit_free(m);
+}
+
+/* ---- layer_norm -------------------------------------------------------------------------------
+ */
+
+struct layer {
+    bool product;     /* d * d instead of Pow */
+    bool bias_first;  /* bias + y */
+    bool wide_scale;  /* [1,24] instead of [24] */
+    bool other_axis;  /* the variance along another axis */
+    bool mean_leaves; /* the mean is an output of the graph */
+    bool no_bias;
+    const char *plan;
+};
+
+static void one_layer_norm(const struct layer *layer)
+{
+    struct kit_model *m = model(kit_shape(3, -1, -1, 24));
+    kit_random(m, "scale", layer->wide_scale ? kit_shape(2, 1, 24) : kit_shape(1, 24));
+    kit_random(m, "bias", kit_shape(1, 24));
+    number(m, "two", 2.0f);
+    number(m, "epsilon", 1e-5f);
+    kit_node(m, "ReduceMean", "x", "m");
+    kit_attr_ints(m, "axes", 1, -1);
+    kit_node(m, "Sub", "x,m", "d");
+    kit_node(m, layer->product ? "Mul" : "Pow", layer->product ? "d,d" : "d,two", "p");
+    kit_node(m, "ReduceMean", "p", "v");
+    kit_attr_ints(m, "axes", 1, layer->other_axis ? 1 : 2);
+    kit_node(m, "Add", "epsilon,v", "e");
+    kit_node(m, "Sqrt", "e", "s");
+    kit_node(m, "Div", "d,s", "q");
+    kit_node(m, "Mul", "q,scale", layer->no_bias ? "y" : "z");
+    if (!layer->no_bias)
+        kit_node(m, "Add", layer->bias_first ? "bias,z" : "z,bias", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(3, -1, -1, 24));
+    if (layer->mean_leaves)
+        kit_output(m, "m", CM_FP32, kit_shape(3, -1, -1, 1));
+    expect_without(m, kit_shape(3, 2, 7, 24), "activation", layer->plan);
+}
+
+static void layer_norms_are_recognised(void **state)
+{
+    static const struct layer layers[] = {
+        {.plan = "LayerNormalization"},
+        {.product = true, .bias_first = true, .plan = "LayerNormalization"},
+        {.no_bias = true, .plan = "LayerNormalization"},
+        {.wide_scale = true, .plan = "ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"},
+        {.other_axis = true, .plan = "ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"},
+        {.mean_leaves = true, .plan = "ReduceMean Sub Pow ReduceMean Add Sqrt Div Mul Add"},
+    };
+    (void)state;
+    for (size_t i = 0; i < CM_COUNT_OF(layers); i++)
+        one_layer_norm(&layers[i]);
+}
+
+/* ---- gelu and swish ---------------------------------------------------------------------------
+ */
+
+static void gelus_are_recognised(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 40));
+    (void)state;
+    number(m, "root", 1.41421354f);
+    number(m, "one", 1.0f);
+    number(m, "half", 0.5f);
+    number(m, "a", 0.044715f);
+    number(m, "b", 0.797884583f);
+    kit_node(m, "Div", "x,root", "g1");
+    kit_node(m, "Erf", "g1", "g2");
+    kit_node(m, "Add", "g2,one", "g3");
+    kit_node(m, "Mul", "x,g3", "g4");
+    kit_node(m, "Mul", "g4,half", "g");
+    kit_node(m, "Mul", "g,g", "h1");
+    kit_node(m, "Mul", "g,h1", "h2");
+    kit_node(m, "Mul", "a,h2", "h3");
+    kit_node(m, "Add", "h3,g", "h4");
+    kit_node(m, "Mul", "h4,b", "h5");
+    kit_node(m, "Tanh", "h5", "h6");
+    kit_node(m, "Add", "one,h6", "h7");
+    kit_node(m, "Mul", "h7,g", "h8");
+    kit_node(m, "Mul", "half,h8", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 40));
+    expect_without(m, kit_shape(2, 3, 40), "activation", "Gelu Gelu");
+}
+
+/* Halving first rounds otherwise, and an intermediate that is used again stays. */
+static void other_gelus_stay(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 40));
+    (void)state;
+    number(m, "root", 1.41421354f);
+    number(m, "one", 1.0f);
+    number(m, "half", 0.5f);
+    kit_node(m, "Div", "x,root", "g1");
+    kit_node(m, "Erf", "g1", "g2");
+    kit_node(m, "Add", "g2,one", "g3");
+    kit_node(m, "Mul", "x,half", "g4");
+    kit_node(m, "Mul", "g4,g3", "g");
+    kit_node(m, "Div", "g,root", "h1");
+    kit_node(m, "Erf", "h1", "h2");
+    kit_node(m, "Add", "h2,one", "h3");
+    kit_node(m, "Mul", "g,h3", "h4");
+    kit_node(m, "Mul", "h4,half", "h5");
+    kit_node(m, "Pow", "h2,h5", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 40));
+    expect_without(m, kit_shape(2, 3, 40), "activation",
+                   "Div Erf Add Mul Mul Div Erf Add Mul Mul Pow");
+}
+
+static void swishes_are_recognised(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 40));
+    (void)state;
+    number(m, "zero", 0.0f);
+    number(m, "one", 1.0f);
+    number(m, "three", 3.0f);
+    number(m, "six", 6.0f);
+    kit_node(m, "Mul", "x,one", "a1");
+    kit_node(m, "Sigmoid", "a1", "a2");
+    kit_node(m, "Mul", "x,a2", "a");
+    kit_node(m, "HardSigmoid", "a", "b1");
+    kit_attr_f(m, "alpha", 0.16666667f);
+    kit_node(m, "Mul", "b1,a", "b");
+    kit_node(m, "Add", "three,b", "c1");
+    kit_node(m, "Clip", "c1,zero,six", "c2");
+    kit_node(m, "Mul", "b,c2", "c3");
+    kit_node(m, "Div", "c3,six", "c");
+    kit_node(m, "Add", "c,three", "d1");
+    kit_node(m, "Clip", "d1,zero,six", "d2");
+    kit_node(m, "Div", "d2,six", "d3");
+    kit_node(m, "Mul", "d3,c", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 40));
+    size_t length;
+    char text[256];
+    void *bytes = kit_bytes(m, &length);
+    struct cm_shape x = kit_shape(2, 3, 40);
+    assert_string_equal(
+        passes_plan(bytes, length, &x, passes_bits("activation"), text, sizeof text),
+        "Swish HardSwish HardSwish HardSwish");
+    free(bytes);
+    expect(m, x, "Swish+HardSwish+HardSwish+HardSwish");
+}
+
+static void other_gates_stay(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, 40));
+    (void)state;
+    number(m, "zero", 0.0f);
+    number(m, "three", 3.0f);
+    number(m, "five", 5.0f);
+    kit_node(m, "Sigmoid", "x", "s"); /* used again */
+    kit_node(m, "Mul", "x,s", "a");
+    kit_node(m, "Softmax", "s", "b");
+    kit_node(m, "Sigmoid", "b", "c");
+    kit_node(m, "Mul", "a,c", "d"); /* another value's gate */
+    kit_node(m, "Add", "d,three", "e");
+    kit_node(m, "Clip", "e,zero,five", "f");
+    kit_node(m, "Mul", "d,f", "g");
+    kit_node(m, "Div", "g,five", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, 40));
+    expect_without(m, kit_shape(2, 3, 40), "activation",
+                   "Sigmoid Mul Softmax Sigmoid Mul Add Clip Mul Div");
+}
+
+/* ---- views ------------------------------------------------------------------------------------
+ */
+
+static void moves_of_nothing_are_views(void **state)
+{
+    struct kit_model *m = model(kit_shape(4, -1, 1, 5, 7));
+    (void)state;
+    kit_node(m, "Transpose", "x", "a"); /* a dimension of 1 moves */
+    kit_attr_ints(m, "perm", 4, 0, 2, 1, 3);
+    kit_node(m, "Softmax", "a", "b");
+    kit_node(m, "Transpose", "b", "c"); /* there and back */
+    kit_attr_ints(m, "perm", 4, 0, 3, 1, 2);
+    kit_node(m, "Transpose", "c", "d");
+    kit_attr_ints(m, "perm", 4, 0, 2, 3, 1);
+    kit_node(m, "Softmax", "d", "e");
+    kit_node(m, "Transpose", "e", "f"); /* two are one */
+    kit_attr_ints(m, "perm", 4, 0, 3, 1, 2);
+    kit_node(m, "Transpose", "f", "g");
+    kit_attr_ints(m, "perm", 4, 0, 1, 3, 2);
+    kit_node(m, "Identity", "g", "h");
+    kit_node(m, "Flatten", "h", "i");
+    kit_ints(m, "shape", 3, -1, 7, 5);
+    kit_node(m, "Reshape", "i,shape", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(3, -1, 7, 5));
+    expect_without(m, kit_shape(4, 3, 1, 5, 7), "activation", "Softmax Softmax Transpose");
+}
+
+static void outputs_may_be_what_is_looked_through(void **state)
+{
+    struct kit_model *m = model(kit_shape(3, -1, 5, 7));
+    (void)state;
+    kit_node(m, "Transpose", "x", "a");
+    kit_attr_ints(m, "perm", 3, 0, 2, 1);
+    kit_node(m, "Transpose", "a", "b");
+    kit_attr_ints(m, "perm", 3, 0, 2, 1);
+    kit_node(m, "Identity", "x", "c");
+    kit_output(m, "a", CM_FP32, kit_shape(3, -1, 7, 5));
+    kit_output(m, "b", CM_FP32, kit_shape(3, -1, 5, 7));
+    kit_output(m, "c", CM_FP32, kit_shape(3, -1, 5, 7));
+    expect(m, kit_shape(3, 2, 5, 7), "Transpose");
+}
+
 /* ---- dead ------------------------------------------------------------------------------------ */
 
 static void what_passes_leave_is_dropped(void **state)
@@ -434,6 +700,15 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_used_twice_is_not_fused),
         cmocka_unit_test(what_grows_is_not_fused),
         cmocka_unit_test(at_most_eight_are_fused),
+        cmocka_unit_test(norms_are_folded_into_convolutions),
+        cmocka_unit_test(other_norms_stay),
+        cmocka_unit_test(layer_norms_are_recognised),
+        cmocka_unit_test(gelus_are_recognised),
+        cmocka_unit_test(other_gelus_stay),
+        cmocka_unit_test(swishes_are_recognised),
+        cmocka_unit_test(other_gates_stay),
+        cmocka_unit_test(moves_of_nothing_are_views),
+        cmocka_unit_test(outputs_may_be_what_is_looked_through),
         cmocka_unit_test(what_passes_leave_is_dropped),
         cmocka_unit_test(keys_depend_on_the_passes),
         cmocka_unit_test(passes_have_names),

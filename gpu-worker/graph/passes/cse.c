@@ -148,7 +148,7 @@ static bool same_attr(const struct wk_attr *a, const struct wk_attr *b)
 static bool same_node(const struct wk_node *a, const struct wk_node *b)
 {
     if (a->op != b->op || a->opset != b->opset || a->n_in != b->n_in || a->n_out != b->n_out ||
-        a->n_attrs != b->n_attrs || a->n_stages || b->n_stages ||
+        a->n_attrs != b->n_attrs || a->n_stages || b->n_stages || a->form != b->form ||
         (a->n_in && memcmp(a->in, b->in, a->n_in * sizeof *a->in) != 0))
         return false;
     for (unsigned k = 0; k < a->n_out; k++)
