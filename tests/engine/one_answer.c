@@ -21,7 +21,7 @@ struct run {
     void *made[WK_MAX_IO];                            /* data that this test made */
     size_t in_bytes[WK_MAX_IO], out_bytes[WK_MAX_IO]; /* of a row, or of the whole */
     void *truth[WK_MAX_IO];
-    unsigned rows; /* 1: not batchable */
+    bool by_rows;
     char where[64];
 };
 
@@ -67,7 +67,7 @@ static void run_batch(struct run *r, unsigned batch, const unsigned *which, void
     for (unsigned i = 0; i < r->signature->n_inputs; i++) {
         size_t bytes = r->in_bytes[i];
         shapes[i] = r->model->shapes[i];
-        if (r->signature->batchable)
+        if (r->by_rows)
             shapes[i].dims[0] = batch;
         in[i] = malloc(batch * bytes + 1);
         assert_non_null(in[i]);
@@ -83,11 +83,11 @@ static void find_data(struct run *r)
 {
     for (unsigned i = 0; i < r->signature->n_inputs; i++) {
         const struct wk_tensor_info *info = &r->signature->inputs[i];
-        r->in_bytes[i] = bytes_of(info, r->model->shapes[i], r->signature->batchable);
+        r->in_bytes[i] = bytes_of(info, r->model->shapes[i], r->by_rows);
         if (r->model->data)
             r->data[i] = r->model->data[i];
         else
-            r->data[i] = r->made[i] = make_data(info, r->in_bytes[i] * r->rows);
+            r->data[i] = r->made[i] = make_data(info, r->in_bytes[i] * r->model->rows);
     }
 }
 
@@ -95,17 +95,18 @@ static void find_data(struct run *r)
 static void find_truth(struct run *r)
 {
     load(r, WK_ISA_SCALAR, 1);
-    r->rows = r->signature->batchable ? r->model->rows : 1;
+    r->by_rows = r->signature->batchable || r->model->unproven;
+    if (r->model->rows > 1 && !r->by_rows)
+        fail_msg("the model is not batchable: %s", r->signature->why_not);
     find_data(r);
-    for (unsigned k = 0; k < r->rows; k++) {
+    for (unsigned k = 0; k < r->model->rows; k++) {
         struct cm_shape shapes[WK_MAX_IO];
         void *out[WK_MAX_IO];
         run_batch(r, 1, &k, out, shapes);
         for (unsigned i = 0; i < r->signature->n_outputs; i++) {
-            r->out_bytes[i] =
-                bytes_of(&r->signature->outputs[i], shapes[i], r->signature->batchable);
+            r->out_bytes[i] = bytes_of(&r->signature->outputs[i], shapes[i], r->by_rows);
             if (!r->truth[i])
-                r->truth[i] = calloc(r->rows, r->out_bytes[i] + 1);
+                r->truth[i] = calloc(r->model->rows, r->out_bytes[i] + 1);
             assert_non_null(r->truth[i]);
             memcpy((char *)r->truth[i] + k * r->out_bytes[i], out[i], r->out_bytes[i]);
             free(out[i]);
@@ -120,7 +121,7 @@ static void check_batch(struct run *r, unsigned batch, unsigned shift)
     unsigned which[ONE_ANSWER_ROWS];
     void *out[WK_MAX_IO];
     for (unsigned k = 0; k < batch; k++)
-        which[k] = (k + shift) % r->rows;
+        which[k] = (k + shift) % r->model->rows;
     run_batch(r, batch, which, out, NULL);
     for (unsigned i = 0; i < r->signature->n_outputs; i++) {
         size_t bytes = r->out_bytes[i];
@@ -136,12 +137,12 @@ static void check_batch(struct run *r, unsigned batch, unsigned shift)
 /* Two shifts, so that rows change places and neighbours; what is not batchable runs twice. */
 static void check_batches(struct run *r, bool brief)
 {
-    unsigned other = r->rows > 1 ? r->rows / 2 + 1 : 0;
+    unsigned other = r->model->rows > 1 ? r->model->rows / 2 + 1 : 0;
     if (brief) {
-        check_batch(r, r->rows, other);
+        check_batch(r, r->model->rows, other);
         return;
     }
-    for (unsigned batch = 1; batch <= r->rows; batch++) {
+    for (unsigned batch = 1; batch <= r->model->rows; batch++) {
         check_batch(r, batch, 0);
         check_batch(r, batch, other);
     }

@@ -2,8 +2,10 @@
  *
  *     one_answer_test                       generated networks
  *     one_answer_test FILE 3,48,192         this model with rows of this shape (one input)
- *     one_answer_test FILE NAME=X.npy...    this model with the rows of these files, one for each
- *                                           input; an input whole if the model is not batchable
+ *     one_answer_test FILE [--rows] NAME=X.npy...
+ *                                           this model with the rows of these files, one for each
+ *                                           input; whole if the model is not batchable, unless
+ *                                           --rows says that the rows are independent all the same
  *
  * With a second form's shape the rows are seeded. */
 #include "deploy/ingot/tensor_file.h"
@@ -18,7 +20,7 @@
 
 #include <cmocka.h>
 
-static char **arguments; /* FILE and what follows */
+static char **arguments; /* FILE and what follows; taken from the front */
 
 static void check(struct kit_model *m, struct cm_shape row)
 {
@@ -142,7 +144,7 @@ static struct cm_shape parse_row(const char *text)
 /* Files NAME=X.npy as tensors in the signature's order. */
 static void read_inputs(const struct wk_signature *signature, struct ig_tensor *tensors)
 {
-    for (char **argument = arguments + 1; *argument; argument++) {
+    for (char **argument = arguments; *argument; argument++) {
         struct cm_error err = {0};
         const char *equals = strchr(*argument, '=');
         size_t length = equals ? (size_t)(equals - *argument) : 0;
@@ -175,7 +177,7 @@ static void with_files(struct one_answer_model *model)
     for (unsigned i = 0; i < signature->n_inputs; i++) {
         shapes[i] = tensors[i].shape;
         data[i] = tensors[i].data;
-        if (!signature->batchable)
+        if (!signature->batchable && !model->unproven)
             continue;
         assert_true(shapes[i].rank > 0 && shapes[i].dims[0] <= ONE_ANSWER_ROWS);
         assert_true(i == 0 || shapes[i].dims[0] == shapes[0].dims[0]);
@@ -197,10 +199,12 @@ static void named_model(void **state)
     void *bytes = read_file(arguments[0], &model.length);
     (void)state;
     model.bytes = bytes;
-    if (strchr(arguments[1], '=')) {
+    model.unproven = strcmp(*++arguments, "--rows") == 0;
+    arguments += model.unproven;
+    if (*arguments && strchr(*arguments, '=')) {
         with_files(&model);
     } else {
-        struct cm_shape row = parse_row(arguments[1]);
+        struct cm_shape row = parse_row(*arguments ? *arguments : "");
         model.brief = false;
         model.shapes = &row;
         print_message("%u combinations of instruction set and threads agree\n", one_answer(&model));
