@@ -629,6 +629,75 @@ static void test_refusals(void **state)
     refuse(small(14, CM_FP64, 16), CM_UNSUPPORTED, "only FP32 is supported");
 }
 
+/* An RNN of 4 hidden units behind a Reshape whose shape is an input: at load not even X's rank is
+ * known, so the weights are stored before anyone has compared them with it. */
+static struct kit_model *behind_reshape(bool rank_known, struct cm_shape w, struct cm_shape r,
+                                        struct cm_shape b)
+{
+    struct kit_model *m = kit_model(14);
+    kit_input(m, "x", CM_FP32, kit_shape(1, -1));
+    kit_input(m, "shape", CM_INT64, kit_shape(1, rank_known ? 3 : -1));
+    kit_random(m, "w", w);
+    kit_random(m, "r", r);
+    kit_random(m, "b", b);
+    kit_node(m, "Reshape", "x,shape", "x3");
+    kit_node(m, "RNN", "x3,w,r,b", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(4, -1, 1, -1, -1));
+    return m;
+}
+
+static void test_late_shapes(void **state)
+{
+    (void)state;
+    static const int64_t wanted[] = {5, 2, 3};
+    struct cm_shape shapes[] = {kit_shape(1, 30), kit_shape(1, 3)}, got_shape;
+    float x[30], *got[2];
+    for (int i = 0; i < 30; i++)
+        x[i] = kit_float(&random_state);
+    const void *in[] = {x, wanted};
+    for (int known = 0; known < 2; known++) {
+        struct kit_loaded l;
+        struct kit_model *m =
+            behind_reshape(known, kit_shape(3, 1, 4, 3), kit_shape(3, 1, 4, 4), kit_shape(2, 1, 8));
+        void *out;
+        kit_load_model(&l, m, 1, NULL);
+        kit_run(&l, shapes, in, &out, &got_shape);
+        struct cm_shape y = kit_shape(4, 5, 1, 2, 4);
+        assert_true(cm_shape_equal(&got_shape, &y));
+        got[known] = out;
+        kit_unload(&l);
+        kit_free(m);
+    }
+    assert_memory_equal(got[0], got[1], 40 * sizeof(float));
+    free(got[0]), free(got[1]);
+}
+
+static void test_late_misfits(void **state)
+{
+    (void)state;
+    const struct cm_shape w = kit_shape(3, 1, 4, 3), r = kit_shape(3, 1, 4, 4);
+    const struct cm_shape b = kit_shape(2, 1, 8);
+    const struct cm_shape bad[][3] = {
+        {kit_shape(3, 1, 5, 3), r, b},    {w, kit_shape(3, 1, 4, 1), b},
+        {w, kit_shape(3, 1, 900, 4), b},  {w, r, kit_shape(2, 1, 9)},
+        {kit_shape(4, 1, 4, 3, 0), r, b}, {kit_shape(1, 12), r, b},
+        {kit_shape(3, 2, 4, 3), r, b},    {w, r, kit_shape(1, 8)},
+    };
+    struct cm_shape shapes[] = {kit_shape(1, 30), kit_shape(1, 3)};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct kit_loaded l;
+        struct wk_plan *plan = NULL;
+        struct cm_error err = {0};
+        struct kit_model *m = behind_reshape(false, bad[i][0], bad[i][1], bad[i][2]);
+        kit_load_model(&l, m, 1, NULL);
+        /* The length of "shape" gives the rank when the plan is made. */
+        assert_int_equal(wk_plan_create(l.model, shapes, &err, &plan), CM_INVALID);
+        assert_non_null(strstr(err.text, "does not fit"));
+        kit_unload(&l);
+        kit_free(m);
+    }
+}
+
 /* Lengths are data: refused in the run, naming the node. */
 static void test_bad_lengths(void **state)
 {
@@ -660,10 +729,11 @@ static void test_bad_lengths(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rnn),         cmocka_unit_test(test_gru),
-        cmocka_unit_test(test_lstm),        cmocka_unit_test(test_long_sequences),
-        cmocka_unit_test(test_batches),     cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_bad_lengths),
+        cmocka_unit_test(test_rnn),          cmocka_unit_test(test_gru),
+        cmocka_unit_test(test_lstm),         cmocka_unit_test(test_long_sequences),
+        cmocka_unit_test(test_batches),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_lengths),  cmocka_unit_test(test_late_shapes),
+        cmocka_unit_test(test_late_misfits),
     };
     return cmocka_run_group_tests_name("recurrent", tests, NULL, NULL);
 }
