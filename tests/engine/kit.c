@@ -478,15 +478,7 @@ void kit_run(struct kit_loaded *l, const struct cm_shape *shapes, const void *co
     void *scratch = kit_guarded(wk_plan_scratch_bytes(plan));
     if (wk_plan_run(plan, in, out, scratch, &err) != CM_OK)
         fail_msg("run: %s", err.text);
-    kit_check_guards(scratch);
-    kit_guarded_free(scratch);
-    for (unsigned i = 0; i < signature->n_inputs; i++) {
-        size_t bytes = 0;
-        assert_int_equal(cm_shape_bytes(&shapes[i], signature->inputs[i].dtype, &bytes), CM_OK);
-        kit_check_guards((void *)in[i]);
-        assert_memory_equal(in[i], inputs[i], bytes); /* inputs are never written */
-        kit_guarded_free((void *)in[i]);
-    }
+    /* Outputs that the data sized may be an input's memory: they are read first. */
     for (unsigned i = 0; i < signature->n_outputs; i++) {
         size_t bytes = 0;
         assert_int_equal(
@@ -502,6 +494,15 @@ void kit_run(struct kit_loaded *l, const struct cm_shape *shapes, const void *co
             kit_check_guards(out[i]);
             kit_guarded_free(out[i]);
         }
+    }
+    kit_check_guards(scratch);
+    kit_guarded_free(scratch);
+    for (unsigned i = 0; i < signature->n_inputs; i++) {
+        size_t bytes = 0;
+        assert_int_equal(cm_shape_bytes(&shapes[i], signature->inputs[i].dtype, &bytes), CM_OK);
+        kit_check_guards((void *)in[i]);
+        assert_memory_equal(in[i], inputs[i], bytes); /* inputs are never written */
+        kit_guarded_free((void *)in[i]);
     }
     wk_plan_destroy(plan);
 }
