@@ -32,8 +32,8 @@ CM_MUST_CHECK enum cm_err wk_flow_create(struct wk_backend *backend, const struc
                                          struct wk_flow **ret_flow);
 void wk_flow_destroy(struct wk_flow *flow);
 
-/* Plans the branches of an If for the known facts: all of them, or the one that is certain. One that
- * these shapes do not fit stays without a plan, and fails when it is taken. */
+/* Plans the branches of an If for the known facts: all of them, or the one that is certain. One
+ * that these shapes do not fit stays without a plan, and fails when it is taken. */
 CM_MUST_CHECK enum cm_err wk_flow_plan_branches(struct wk_flow *flow, struct cm_error *err);
 
 /* Runs an If that was planned so. in and out as of a step. */

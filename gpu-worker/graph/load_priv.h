@@ -26,4 +26,8 @@ CM_MUST_CHECK enum cm_err wk_load_constant(struct wk_graph *graph, const struct 
 CM_MUST_CHECK enum cm_err wk_load_info(const Onnx__ValueInfoProto *proto, const char *what,
                                        struct cm_error *err, struct wk_tensor_info *ret_info);
 
+/* Brings nodes into an order in which producers come first, and drops what no output needs.
+ * CM_INVALID where the graph has a cycle. */
+CM_MUST_CHECK enum cm_err wk_load_order(struct wk_graph *graph, struct cm_error *err);
+
 #endif
