@@ -77,6 +77,8 @@ enum cm_err wk_node_fail(struct cm_error *err, enum cm_err code, const struct wk
 
 void wk_graph_drop_proto(struct wk_graph *graph)
 {
+    for (struct wk_graph *child = graph->child; child; child = child->sibling)
+        wk_graph_drop_proto(child);
     if (graph->proto) { /* a subgraph has its model's */
         onnx__model_proto__free_unpacked(graph->proto, NULL);
         wk_external_destroy(graph->external);

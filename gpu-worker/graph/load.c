@@ -481,10 +481,18 @@ static void find_roots(struct wk_graph *graph)
             graph->roots[graph->nodes[i].out[0]] = graph->roots[graph->nodes[i].in[0]];
 }
 
+/* Also of subgraphs; nesting is bounded by the loader. */
+static void find_all_roots(struct wk_graph *graph)
+{
+    find_roots(graph);
+    for (struct wk_graph *child = graph->child; child; child = child->sibling)
+        find_all_roots(child);
+}
+
 enum cm_err wk_graph_settle(struct wk_graph *graph, struct cm_error *err)
 {
     memset(graph->facts, 0, graph->n_values * sizeof *graph->facts);
-    find_roots(graph);
+    find_all_roots(graph);
     return wk_infer_symbolic(graph, err);
 }
 

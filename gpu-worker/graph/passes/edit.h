@@ -101,7 +101,7 @@ const struct wk_attr *pass_attrs(struct wk_pass *pass, unsigned count, const str
 
 /* Draws other bytes in every run, so that two are not one and none is a constant. */
 bool pass_is_random(const struct wk_node *node);
-/* Has a graph of its own, which passes do not look into. */
+/* Has subgraphs; what they do is not seen from outside. */
 bool pass_has_subgraph(const struct wk_node *node);
 
 #endif

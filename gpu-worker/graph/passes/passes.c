@@ -60,19 +60,33 @@ static enum cm_err run_one(struct wk_pass *pass, unsigned id)
     return code;
 }
 
-enum cm_err wk_passes_run(struct wk_graph *graph, const struct wk_backend *backend,
-                          uint64_t disabled, struct cm_error *err)
+/* One graph and its subgraphs, whose captured values are inputs to them; nesting is bounded by the
+ * loader. */
+static enum cm_err run_graph(struct wk_graph *graph, const struct wk_backend *backend,
+                             uint64_t disabled, struct cm_error *err, bool *changed)
 {
-    bool changed = false;
+    enum cm_err code = CM_OK;
+    for (struct wk_graph *child = graph->child; child && code == CM_OK; child = child->sibling)
+        code = run_graph(child, backend, disabled, err, changed);
+    if (code != CM_OK)
+        return code;
     for (unsigned id = 0; id < WK_PASS_COUNT; id++) {
         if (disabled >> id & 1)
             continue;
         struct wk_pass pass = {.graph = graph, .backend = backend, .err = err};
-        enum cm_err code = run_one(&pass, id);
-        changed |= pass.changed;
+        code = run_one(&pass, id);
+        *changed = *changed || pass.changed;
         wk_arena_fini(&pass.arena);
         if (code != CM_OK)
             return code;
     }
-    return changed ? wk_graph_settle(graph, err) : CM_OK;
+    return CM_OK;
+}
+
+enum cm_err wk_passes_run(struct wk_graph *graph, const struct wk_backend *backend,
+                          uint64_t disabled, struct cm_error *err)
+{
+    bool changed = false;
+    enum cm_err code = run_graph(graph, backend, disabled, err, &changed);
+    return code == CM_OK && changed ? wk_graph_settle(graph, err) : code;
 }

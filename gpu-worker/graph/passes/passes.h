@@ -10,7 +10,7 @@
 #include "gpu-worker/backend.h"
 
 /* Part of a model's key: changes whenever passes leave other constants behind for equal files. */
-#define WK_PASSES_VERSION 2
+#define WK_PASSES_VERSION 3
 
 enum wk_pass_id {
 #define PASS(name, what) WK_PASS_##name,
@@ -19,8 +19,9 @@ enum wk_pass_id {
     WK_PASS_COUNT
 };
 
-/* Runs the passes whose bit (1 << id) is not in disabled, then fills the facts anew. Errors are
- * CM_NOMEM; a pass that cannot do something leaves the graph as it is. */
+/* On the graph and its subgraphs, each on its own: runs the passes whose bit (1 << id) is not in
+ * disabled, then fills the facts anew. Errors are CM_NOMEM; a pass that cannot do something leaves
+ * the graph as it is. */
 CM_MUST_CHECK enum cm_err wk_passes_run(struct wk_graph *graph, const struct wk_backend *backend,
                                         uint64_t disabled, struct cm_error *err);
 
