@@ -36,7 +36,7 @@ struct sampling {
     bool simple; /* nearest before opset 11: up to the next where shrinking, else down */
     const char *nearest;
     double cubic_a;
-    bool antialias, exclude_outside;
+    bool antialias, exclude_outside, exact;
     int64_t in, out;
     double scale, roi_start, roi_end;
 };
@@ -56,29 +56,36 @@ static enum transform transform_of(const struct wk_node *node)
     return HALF_PIXEL;
 }
 
+/* x over the factor. Where sizes are given the quotient is rounded once, so that a place that is a
+ * whole number comes out as one and floor and ceil do not miss it. */
+static double over_scale(const struct sampling *s, double x)
+{
+    return s->exact ? x * (double)s->in / (double)s->out : x / s->scale;
+}
+
 /* Where output o lies on the input's axis; false: outside the crop. The length that the formulas
  * speak of is the exact product, not the rounded size. */
 static bool origin(const struct sampling *s, int64_t o, double *ret)
 {
-    double x = (double)o, in = (double)s->in, length = s->scale * in;
+    double x = (double)o, in = (double)s->in, length = s->exact ? (double)s->out : s->scale * in;
     switch (s->transform) {
     case HALF_PIXEL:
-        *ret = (x + 0.5) / s->scale - 0.5;
+        *ret = over_scale(s, x + 0.5) - 0.5;
         return true;
     case HALF_PIXEL_SYMMETRIC:
-        *ret = in / 2 * (1 - (double)s->out / length) + (x + 0.5) / s->scale - 0.5;
+        *ret = in / 2 * (1 - (double)s->out / length) + over_scale(s, x + 0.5) - 0.5;
         return true;
     case PYTORCH_HALF_PIXEL:
-        *ret = length == 1 ? -0.5 : (x + 0.5) / s->scale - 0.5;
+        *ret = length == 1 ? -0.5 : over_scale(s, x + 0.5) - 0.5;
         return true;
     case ALIGN_CORNERS:
         *ret = length == 1 ? 0 : x * (in - 1) / (length - 1);
         return true;
     case ASYMMETRIC:
-        *ret = x / s->scale;
+        *ret = over_scale(s, x);
         return true;
     case TF_HALF_PIXEL_FOR_NN:
-        *ret = (x + 0.5) / s->scale;
+        *ret = over_scale(s, x + 0.5);
         return true;
     default:
         *ret = s->roi_start * (in - 1) +
@@ -367,6 +374,7 @@ static struct sampling sampling_of(const struct cpu_prepare *p, const struct wk_
         .cubic_a = wk_node_float(node, "cubic_coeff_a", -0.75f),
         .antialias = wk_node_int(node, "antialias", 0) != 0,
         .exclude_outside = wk_node_int(node, "exclude_outside", 0) != 0,
+        .exact = r->exact,
         .in = wk_call_in(p->call, 0)->shape.dims[axis],
         .out = r->out[axis],
         .scale = r->scale[axis],

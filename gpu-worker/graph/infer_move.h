@@ -59,6 +59,7 @@ CM_MUST_CHECK enum cm_err wk_range_resolve(const struct wk_node *node, const str
 enum wk_resize_mode { WK_RESIZE_NEAREST, WK_RESIZE_LINEAR, WK_RESIZE_CUBIC };
 struct wk_resize {
     enum wk_resize_mode mode;
+    bool exact; /* every factor is out over in: coordinates need not be divided by a rounded one */
     int64_t out[CM_MAX_RANK];
     double scale[CM_MAX_RANK], roi_start[CM_MAX_RANK], roi_end[CM_MAX_RANK];
 };

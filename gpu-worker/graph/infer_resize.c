@@ -186,6 +186,9 @@ enum cm_err wk_resize_resolve(const struct wk_node *node, const struct wk_fact *
         else
             code = scale_axis(node, &target, i, x->dims[a], err, &ret->scale[a], &ret->out[a]);
     }
+    ret->exact =
+        target.is_sizes &&
+        strcmp(wk_node_string(node, "keep_aspect_ratio_policy", "stretch"), "stretch") == 0;
     if (code == CM_OK && target.known && target.is_sizes)
         code = keep_aspect(node, x, n, axes, err, ret);
     return code == CM_OK ? read_roi(node, facts, n, axes, err, ret) : code;
