@@ -86,6 +86,14 @@ static int64_t entry(const struct wk_node *node, const char *name, size_t i, int
     return attr && i < attr->count ? attr->ints[i] : otherwise;
 }
 
+/* Where sizes are not known yet no rule has looked at how large these are. */
+static bool keeps_size(int64_t kernel, int64_t dilation, int64_t before, int64_t after)
+{
+    int64_t reach, pads;
+    return !__builtin_mul_overflow(kernel - 1, dilation, &reach) &&
+           !__builtin_add_overflow(before, after, &pads) && pads == reach;
+}
+
 /* A window keeps the size of a dimension where it moves by one and the padding makes up for it. */
 static void follow_window(const struct walk *w, const struct wk_fact *weights)
 {
@@ -98,11 +106,12 @@ static void follow_window(const struct walk *w, const struct wk_fact *weights)
     for (unsigned i = 0; i < n; i++) {
         int64_t kernel = weights ? weights->shape.dims[2 + i] : entry(node, "kernel_shape", i, 0);
         int64_t stride = entry(node, "strides", i, 1), dilation = entry(node, "dilations", i, 1);
-        int64_t pads = given ? entry(node, "pads", i, 0) + entry(node, "pads", n + i, 0) : 0;
+        int64_t before = given ? entry(node, "pads", i, 0) : 0;
+        int64_t after = given ? entry(node, "pads", n + i, 0) : 0;
         pass_dim id = dims_of(w, 0)[2 + i];
-        if (stride != 1 || kernel < 1 || !(same || pads == (kernel - 1) * dilation)) {
+        if (stride != 1 || kernel < 1 || !(same || keeps_size(kernel, dilation, before, after))) {
             id = mix(mix(mix(FROM_WINDOW, id), (uint64_t)kernel), (uint64_t)stride);
-            id = mix(mix(id, (uint64_t)dilation), (uint64_t)pads);
+            id = mix(mix(id, (uint64_t)dilation), (uint64_t)before + (uint64_t)after);
             id = mix(mix(id, (uint64_t)mode[0]), (uint64_t)(given ? 0 : mode[strlen(mode) - 1]));
             id = mix(id, (uint64_t)wk_node_int(node, "ceil_mode", 0));
         }
