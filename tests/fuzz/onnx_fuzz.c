@@ -16,7 +16,7 @@
 /* A model may ask for gigabytes and get them; a fuzzer's time is better spent elsewhere. */
 #define MAX_WEIGHTS ((size_t)4 << 20)
 #define MAX_SCRATCH ((size_t)4 << 20)
-#define MAX_TENSOR  ((size_t)1 << 18)
+#define MAX_TENSOR  ((size_t)1 << 16)
 
 #define ROWS       3u
 #define MAX_MENDED 4u

@@ -112,7 +112,8 @@ static void follow_window(const struct walk *w, const struct wk_fact *weights)
         if (stride != 1 || kernel < 1 || !(same || keeps_size(kernel, dilation, before, after))) {
             id = mix(mix(mix(FROM_WINDOW, id), (uint64_t)kernel), (uint64_t)stride);
             id = mix(mix(id, (uint64_t)dilation), (uint64_t)before + (uint64_t)after);
-            id = mix(mix(id, (uint64_t)mode[0]), (uint64_t)(given ? 0 : mode[strlen(mode) - 1]));
+            id = mix(mix(id, (uint64_t)mode[0]),
+                     (uint64_t)(given || !mode[0] ? 0 : mode[strlen(mode) - 1]));
             id = mix(id, (uint64_t)wk_node_int(node, "ceil_mode", 0));
         }
         keep(w, 2 + i, id);
