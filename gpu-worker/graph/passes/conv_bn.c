@@ -42,8 +42,9 @@ static bool find_norm(const struct wk_pass *pass, struct wk_node *conv, struct p
 static bool find_pair(const struct wk_pass *pass, struct wk_node *conv, struct pair *ret)
 {
     const struct wk_const *weight = pass_constant(pass, pass_in(conv, 1));
-    if (!weight || weight->dtype != CM_FP32 || weight->shape.rank < 3 || weight->bytes == 0 ||
-        !find_norm(pass, conv, ret))
+    /* Weights that are shared would have to be copied for each user: more than the file holds. */
+    if (!weight || pass_uses(pass, conv->in[1]) != 1 || weight->dtype != CM_FP32 ||
+        weight->shape.rank < 3 || weight->bytes == 0 || !find_norm(pass, conv, ret))
         return false;
     size_t channels = (size_t)weight->shape.dims[0];
     ret->weight = weight;

@@ -18,7 +18,7 @@
 #define FOLD_GROWTH      8.0                   /* otherwise output bytes per input byte */
 #define FOLD_TOTAL_BYTES ((double)(256 << 20)) /* of one model */
 #define FOLD_NODE_FLOPS  1e9
-#define FOLD_TOTAL_FLOPS 1e10
+#define FOLD_TOTAL_FLOPS 5e9 /* about a second */
 
 struct fold {
     struct wk_pass *pass;
@@ -148,6 +148,7 @@ static bool is_affordable(struct fold *fold, const struct wk_node *node)
         in += node->in[k] < 0 ? 0 : wk_fact_bytes(&facts[node->in[k]]);
     for (unsigned k = 0; k < node->n_out; k++)
         out += node->out[k] < 0 ? 0 : wk_fact_bytes(&facts[node->out[k]]);
+    flops += in; /* they may have to be copied */
     if ((out > FOLD_FREE_BYTES && out > FOLD_GROWTH * in) || fold->bytes + out > FOLD_TOTAL_BYTES ||
         flops > FOLD_NODE_FLOPS || fold->flops + flops > FOLD_TOTAL_FLOPS)
         return false;

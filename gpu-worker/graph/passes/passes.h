@@ -10,7 +10,7 @@
 #include "gpu-worker/backend.h"
 
 /* Part of a model's key: changes whenever passes leave other constants behind for equal files. */
-#define WK_PASSES_VERSION 3
+#define WK_PASSES_VERSION 4
 
 enum wk_pass_id {
 #define PASS(name, what) WK_PASS_##name,
