@@ -274,6 +274,29 @@ static void chains_of_elementwise_operators(void **state)
     expect(m, kit_shape(4, 3, 5, 97, 7), "Mul+Sub+Exp+Div");
 }
 
+/* Numbers that are known once a request's shapes are: fused nodes are run while planning. */
+static void known_numbers_are_fused_too(void **state)
+{
+    struct kit_model *m = model(kit_shape(2, -1, -1));
+    (void)state;
+    number(m, "zero", 0.0f);
+    number(m, "half", 0.5f);
+    number(m, "six", 6.0f);
+    kit_node(m, "Shape", "x", "s");
+    kit_node(m, "Cast", "s", "f");
+    kit_attr_i(m, "to", 1);
+    kit_node(m, "Mul", "f,half", "a");
+    kit_node(m, "Clip", "a,zero,six", "b");
+    kit_node(m, "Floor", "b", "c");
+    kit_node(m, "Clip", "f,zero,six", "d");
+    kit_node(m, "Sub", "six,d", "e");
+    kit_node(m, "Pow", "c,e", "g");
+    kit_node(m, "ReduceMax", "g", "h");
+    kit_node(m, "Pow", "x,h", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, -1));
+    expect(m, kit_shape(2, 3, 11), "Pow");
+}
+
 static void what_is_used_twice_is_not_fused(void **state)
 {
     struct kit_model *m = model(kit_shape(2, -1, 16));
@@ -703,6 +726,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(products_take_what_follows),
         cmocka_unit_test(gemm_takes_what_follows),
         cmocka_unit_test(chains_of_elementwise_operators),
+        cmocka_unit_test(known_numbers_are_fused_too),
         cmocka_unit_test(what_is_used_twice_is_not_fused),
         cmocka_unit_test(what_grows_is_not_fused),
         cmocka_unit_test(at_most_eight_are_fused),

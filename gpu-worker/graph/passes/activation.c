@@ -57,24 +57,48 @@ static void join(struct chain *chain, struct wk_node *user, int32_t value)
     chain->last = user;
 }
 
+/* Bounds of Clip that are constants become attributes, so that a stage, and the host of one, need
+ * nothing of the graph that they came from. */
+static enum cm_err bake_bounds(struct wk_pass *pass, struct wk_node *node)
+{
+    struct wk_attr attrs[2];
+    unsigned n = 0;
+    if (node->op != WK_OP_Clip || node->n_in < 2)
+        return CM_OK;
+    for (unsigned k = 1; k <= 2; k++) {
+        struct wk_attr attr = {.name = k == 1 ? "min" : "max", .type = 'f'};
+        if (pass_number(pass, pass_in(node, k), &attr.f))
+            attrs[n++] = attr;
+    }
+    node->n_in = node->n_given = 1;
+    node->n_attrs = (uint16_t)n;
+    node->attrs = pass_attrs(pass, n, attrs);
+    return node->attrs ? CM_OK : CM_NOMEM;
+}
+
 /* Inputs that the operator could have and does not are -1, so that operands of stages come after
  * them. */
 static enum cm_err finish(struct chain *chain, const struct wk_node *host,
                           struct wk_node *const *users)
 {
     struct wk_pass *pass = chain->pass;
+    struct wk_node made = *host;
+    enum cm_err code = bake_bounds(pass, &made);
     const struct wk_op_version *version = wk_op_version(host->op, host->opset);
-    unsigned own = version && version->max_in > host->n_in ? version->max_in : host->n_in;
+    unsigned own = version && version->max_in > made.n_in ? version->max_in : made.n_in;
     unsigned n = chain->host.n_stages, n_in = own;
     int32_t *in = pass_take(pass, own + n, sizeof *in);
     struct wk_stage *stages = pass_take(pass, n, sizeof *stages);
     struct wk_node *nodes = pass_take(pass, n, sizeof *nodes);
-    if (!in || !stages || !nodes)
+    if (code != CM_OK || !in || !stages || !nodes)
         return CM_NOMEM;
     for (unsigned k = 0; k < own; k++)
-        in[k] = pass_in(host, k);
+        in[k] = pass_in(&made, k);
     for (unsigned i = 0; i < n; i++) {
         nodes[i] = *users[i];
+        code = bake_bounds(pass, &nodes[i]);
+        if (code != CM_OK)
+            return code;
         stages[i] = chain->stages[i];
         stages[i].node = &nodes[i];
         if (chain->operands[i] >= 0) {
@@ -82,7 +106,6 @@ static enum cm_err finish(struct chain *chain, const struct wk_node *host,
             in[n_in++] = chain->operands[i];
         }
     }
-    struct wk_node made = *host;
     made.in = in;
     made.n_in = (uint16_t)n_in;
     made.out = chain->last->out;
