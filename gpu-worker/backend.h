@@ -50,10 +50,11 @@ static inline const struct wk_fact *wk_call_out(const struct wk_call *call)
     return &call->facts[call->node->out[0]];
 }
 
-/* Input k is a constant of the file. */
+/* Input k is a constant of the file that the backend may have stored its own way. */
 static inline bool wk_call_is_constant(const struct wk_call *call, unsigned k)
 {
-    return wk_call_in(call, k) && call->graph->values[call->node->in[k]].constant;
+    return !call->node->loose && wk_call_in(call, k) &&
+           call->graph->values[call->node->in[k]].constant;
 }
 
 /* Operands of one run. in[k] is NULL where input k is left out or not stored. */

@@ -1,21 +1,16 @@
 /* The batch-axis proof; see batch.h. Pure, the owner's thread.
  *
- * Two facts carry every rule. A ROWS value has WK_DIM_BATCH as its first dimension and nowhere
- * else. A FREE value, and the shape of one row, do not change with the batch size. */
-#include "gpu-worker/graph/batch.h"
+ * Two facts carry every rule. A ROWS value has WK_DIM_BATCH once in its shape; in the rules of this
+ * file as its first dimension (batch_moved.c has the others). A FREE value, and the shape of one
+ * row, do not change with the batch size. */
+#include "gpu-worker/graph/batch_priv.h"
 
 #include "gpu-worker/graph/einsum.h"
 #include "gpu-worker/graph/infer_reduce.h"
 
 #include <stdio.h>
 
-struct judge {
-    const struct wk_node *node;
-    const struct wk_fact *facts;
-    const struct wk_fact *out;
-};
-
-static const struct wk_fact *input(const struct judge *j, unsigned k)
+const struct wk_fact *batch_input(const struct judge *j, unsigned k)
 {
     if (k >= j->node->n_in || j->node->in[k] < 0)
         return NULL;
@@ -24,7 +19,7 @@ static const struct wk_fact *input(const struct judge *j, unsigned k)
 
 static enum wk_rows rows_of(const struct judge *j, unsigned k)
 {
-    const struct wk_fact *fact = input(j, k);
+    const struct wk_fact *fact = batch_input(j, k);
     return fact ? fact->rows : WK_ROWS_FREE;
 }
 
@@ -37,11 +32,9 @@ static bool rest_is_free(const struct judge *j, unsigned from)
     return true;
 }
 
-/* The shape operand k may name the batch, but has no dimension that grows with it in another way:
- * then one row's shape would change with the batch. */
-static bool names_batch_only(const struct judge *j, unsigned k)
+bool batch_names_only(const struct judge *j, unsigned k)
 {
-    const struct wk_fact *shape = input(j, k);
+    const struct wk_fact *shape = batch_input(j, k);
     if (!shape || shape->rows == WK_ROWS_FREE)
         return true;
     for (uint32_t i = 0; i < shape->n_elems; i++)
@@ -50,17 +43,12 @@ static bool names_batch_only(const struct judge *j, unsigned k)
     return shape->rows == WK_ROWS_SIZE;
 }
 
-static bool leads_with_batch(const struct cm_shape *shape)
-{
-    return shape->rank > 0 && shape->dims[0] == WK_DIM_BATCH;
-}
-
 /* Element-wise with broadcasting: batch axes line up, and what is FREE repeats over the batch.
  * Inputs [from, end). */
 static bool rows_broadcast(const struct judge *j, unsigned from, unsigned end)
 {
     for (unsigned k = from; k < end; k++) {
-        const struct wk_fact *in = input(j, k);
+        const struct wk_fact *in = batch_input(j, k);
         if (!in)
             continue;
         if (in->rows == WK_ROWS_ROWS && in->shape.rank != j->out->shape.rank)
@@ -87,7 +75,7 @@ static bool rows_stages(const struct judge *j)
 
 static bool rows_gemm(const struct judge *j)
 {
-    const struct wk_fact *c = input(j, 2);
+    const struct wk_fact *c = batch_input(j, 2);
     if (wk_node_int(j->node, "transA", 0) || rows_of(j, 0) != WK_ROWS_ROWS ||
         rows_of(j, 1) != WK_ROWS_FREE)
         return false;
@@ -100,7 +88,7 @@ static bool rows_gemm(const struct judge *j)
  * axis. */
 static bool rows_matmul(const struct judge *j, unsigned at)
 {
-    const struct wk_fact *a = input(j, 0), *b = input(j, at);
+    const struct wk_fact *a = batch_input(j, 0), *b = batch_input(j, at);
     unsigned rank = j->out->shape.rank;
     bool a_rows = a->rows == WK_ROWS_ROWS, b_rows = b->rows == WK_ROWS_ROWS;
     if ((a_rows && a->shape.rank < 2) || (b_rows && b->shape.rank < 3))
@@ -121,7 +109,7 @@ static bool rows_matmul(const struct judge *j, unsigned at)
 /* Input k does not tell one row from another: it is FREE and one number. */
 static bool is_free_number(const struct judge *j, unsigned k)
 {
-    const struct wk_fact *fact = input(j, k);
+    const struct wk_fact *fact = batch_input(j, k);
     int64_t count;
     return !fact || (fact->rows == WK_ROWS_FREE && cm_shape_count(&fact->shape, &count) == CM_OK &&
                      count == 1);
@@ -171,7 +159,7 @@ static bool rows_max_pool(const struct judge *j)
 
 static bool rows_softmax(const struct judge *j)
 {
-    unsigned axis, rank = input(j, 0)->shape.rank;
+    unsigned axis, rank = batch_input(j, 0)->shape.rank;
     int64_t given = wk_node_int(j->node, "axis", j->node->opset < 13 ? 1 : -1);
     return rows_of(j, 0) == WK_ROWS_ROWS && (!wk_axis(given, rank, &axis) || axis != 0);
 }
@@ -179,7 +167,7 @@ static bool rows_softmax(const struct judge *j)
 /* Rows of x [batch, ...] stay rows where the node works along another axis. */
 static bool rows_beside_axis(const struct judge *j, int64_t otherwise)
 {
-    unsigned axis, rank = input(j, 0)->shape.rank;
+    unsigned axis, rank = batch_input(j, 0)->shape.rank;
     return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1) &&
            wk_axis(wk_node_int(j->node, "axis", otherwise), rank, &axis) && axis != 0;
 }
@@ -187,26 +175,27 @@ static bool rows_beside_axis(const struct judge *j, int64_t otherwise)
 /* The axis is an operand that must be known. */
 static bool rows_cum_sum(const struct judge *j)
 {
-    const struct wk_fact *axis = input(j, 1);
+    const struct wk_fact *axis = batch_input(j, 1);
     unsigned at;
     return rows_of(j, 0) == WK_ROWS_ROWS && axis->n_elems == 1 &&
            axis->elems[0].kind == WK_ELEM_KNOWN &&
-           wk_axis(axis->elems[0].v, input(j, 0)->shape.rank, &at) && at != 0;
+           wk_axis(axis->elems[0].v, batch_input(j, 0)->shape.rank, &at) && at != 0;
 }
 
 static bool rows_mean_variance(const struct judge *j)
 {
     bool axes[CM_MAX_RANK];
     return rows_of(j, 0) == WK_ROWS_ROWS &&
-           wk_mean_variance_axes(j->node, input(j, 0)->shape.rank, NULL, axes) == CM_OK && !axes[0];
+           wk_mean_variance_axes(j->node, batch_input(j, 0)->shape.rank, NULL, axes) == CM_OK &&
+           !axes[0];
 }
 
 /* Scale and bias belong to the row, not to the batch. */
 static bool rows_layer_norm(const struct judge *j)
 {
-    const struct wk_fact *x = input(j, 0);
+    const struct wk_fact *x = batch_input(j, 0);
     for (unsigned k = 1; k < j->node->n_in; k++) {
-        const struct wk_fact *operand = input(j, k);
+        const struct wk_fact *operand = batch_input(j, k);
         if (operand && operand->shape.rank == x->shape.rank && operand->shape.dims[0] != 1)
             return false;
     }
@@ -223,7 +212,7 @@ static bool rows_einsum(const struct judge *j)
         bool rows = rows_of(j, k) == WK_ROWS_ROWS;
         if (!rows && rows_of(j, k) != WK_ROWS_FREE)
             return false;
-        for (unsigned i = 0; i < input(j, k)->shape.rank; i++)
+        for (unsigned i = 0; i < batch_input(j, k)->shape.rank; i++)
             if ((e.labels[k][i] == e.out[0]) != (rows && i == 0))
                 return false;
     }
@@ -243,7 +232,7 @@ static bool rows_concat(const struct judge *j)
 
 static bool rows_gather(const struct judge *j)
 {
-    const struct wk_fact *x = input(j, 0);
+    const struct wk_fact *x = batch_input(j, 0);
     unsigned axis;
     if (!wk_axis(wk_node_int(j->node, "axis", 0), x->shape.rank, &axis))
         return false;
@@ -265,7 +254,7 @@ static bool rows_recurrent(const struct judge *j)
 {
     for (unsigned k = 0; k < j->node->n_in; k++) {
         bool per_row = k == 0 || (k >= 4 && k <= 6); /* X, sequence_lens, initial states */
-        if (input(j, k) && rows_of(j, k) != (per_row ? WK_ROWS_ROWS : WK_ROWS_FREE))
+        if (batch_input(j, k) && rows_of(j, k) != (per_row ? WK_ROWS_ROWS : WK_ROWS_FREE))
             return false;
     }
     return wk_node_int(j->node, "layout", 0) == 1;
@@ -274,8 +263,8 @@ static bool rows_recurrent(const struct judge *j)
 /* Rows repeat along other axes, or something FREE repeats over the batch. */
 static bool rows_expand(const struct judge *j)
 {
-    const struct wk_fact *x = input(j, 0);
-    if (!names_batch_only(j, 1))
+    const struct wk_fact *x = batch_input(j, 0);
+    if (!batch_names_only(j, 1))
         return false;
     if (x->rows == WK_ROWS_ROWS)
         return x->shape.rank == j->out->shape.rank;
@@ -307,7 +296,7 @@ static bool rows_resize(const struct judge *j)
     if (rows_of(j, 0) != WK_ROWS_ROWS)
         return false;
     for (unsigned k = 1; k < j->node->n_in; k++)
-        if (!names_batch_only(j, k))
+        if (!batch_names_only(j, k))
             return false;
     return true;
 }
@@ -407,7 +396,7 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_ReverseSequence:
         return rows_pair(j) && wk_node_int(j->node, "batch_axis", 1) == 0;
     case WK_OP_TfIdfVectorizer:
-        return rows_of(j, 0) == WK_ROWS_ROWS && input(j, 0)->shape.rank == 2;
+        return rows_of(j, 0) == WK_ROWS_ROWS && batch_input(j, 0)->shape.rank == 2;
     case WK_OP_Trilu:
         return rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1) && j->out->shape.rank > 2;
     case WK_OP_Gather:
@@ -421,13 +410,13 @@ static bool rows_rule(const struct judge *j)
     case WK_OP_RNN:
         return rows_recurrent(j);
     case WK_OP_ConstantOfShape:
-        return names_batch_only(j, 0); /* every row is the same constant */
+        return batch_names_only(j, 0); /* every row is the same constant */
     case WK_OP_Reshape:
     case WK_OP_Flatten:
     case WK_OP_Squeeze:
     case WK_OP_Unsqueeze:
         /* Bytes keep their order, so equal first dimensions mean equal rows. */
-        return rows_of(j, 0) == WK_ROWS_ROWS && names_batch_only(j, 1);
+        return rows_of(j, 0) == WK_ROWS_ROWS && batch_names_only(j, 1);
     case WK_OP_Abs:
     case WK_OP_Acos:
     case WK_OP_Acosh:
@@ -533,11 +522,13 @@ static enum wk_rows judge_output(const struct judge *j)
     }
     if (all_free)
         return WK_ROWS_FREE;
-    if (!leads_with_batch(&j->out->shape) || !rows_rule(j) || !rows_stages(j))
+    int axis = batch_axis(&j->out->shape);
+    bool lead = axis == 0;
+    for (unsigned k = 0; k < j->node->n_in; k++)
+        lead =
+            lead && (rows_of(j, k) != WK_ROWS_ROWS || batch_axis(&batch_input(j, k)->shape) == 0);
+    if (axis < 0 || !(lead ? rows_rule(j) && rows_stages(j) : batch_moved(j, axis)))
         return WK_ROWS_MIXED;
-    for (unsigned i = 1; i < j->out->shape.rank; i++)
-        if (j->out->shape.dims[i] == WK_DIM_BATCH)
-            return WK_ROWS_MIXED;
     return WK_ROWS_ROWS;
 }
 
@@ -576,16 +567,18 @@ bool wk_batch_proven(const struct wk_graph *graph, char *why, size_t why_size)
         }
     for (uint32_t i = 0; i < graph->n_outputs; i++) {
         const struct wk_fact *fact = &graph->facts[graph->outputs[i]];
-        if (fact->rows == WK_ROWS_ROWS)
+        if (fact->rows == WK_ROWS_ROWS && batch_axis(&fact->shape) == 0)
             continue;
         const struct wk_node *node = first_mixed(graph);
-        char op[160] = "";
-        if (fact->rows == WK_ROWS_MIXED && node)
+        char output[96], op[160] = "";
+        wk_printable(graph->output_info[i].name, output, sizeof output);
+        if (fact->rows == WK_ROWS_ROWS)
+            snprintf(op, sizeof op, ": its batch is axis %d", batch_axis(&fact->shape));
+        else if (fact->rows == WK_ROWS_MIXED && node)
             snprintf(op, sizeof op, ": node %u \"%s\" (%s) may mix rows", node->position,
                      wk_printable(node->name, name, sizeof name), wk_op_name(node->op));
-        char output[96];
-        snprintf(why, why_size, "the rows of output \"%s\" are not provably the batch's%s",
-                 wk_printable(graph->output_info[i].name, output, sizeof output), op);
+        snprintf(why, why_size, "the rows of output \"%s\" are not provably the batch's%s", output,
+                 op);
         return false;
     }
     why[0] = 0;

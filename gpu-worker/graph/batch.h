@@ -1,8 +1,9 @@
 /* Proof that rows of different callers may share a run. Pure, the owner's thread.
  *
- * While symbolic shapes are inferred, every value is classed (enum wk_rows): a value is ROWS if its
- * first axis is the batch and its row i depends on row i of the model's inputs only, whatever the
- * batch size. What no rule here proves is MIXED; nothing is guessed. */
+ * While symbolic shapes are inferred, every value is classed (enum wk_rows): a value is ROWS if one
+ * of its axes is the batch (the first one of inputs and outputs) and its row i depends on row i of
+ * the model's inputs only, whatever the batch size. What no rule here proves is MIXED; nothing is
+ * guessed. */
 #ifndef GPU_WORKER_GRAPH_BATCH_H
 #define GPU_WORKER_GRAPH_BATCH_H
 

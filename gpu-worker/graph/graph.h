@@ -136,6 +136,9 @@ struct wk_node {
     uint16_t n_own; /* with stages: inputs of the operator itself; stages have those after them */
     uint16_t n_stages;
     const struct wk_stage *stages;
+    /* At load not even the ranks of its inputs were known, so its constants were not checked
+     * against them: they are stored plain and are operands like others. */
+    bool loose;
 };
 
 /* Inputs of the node's own operator. */
@@ -171,7 +174,7 @@ struct wk_elem {
 /* How a value relates to the batch; filled at load only (graph/batch.c). */
 enum wk_rows {
     WK_ROWS_FREE = 0, /* does not depend on the batch's size or rows */
-    WK_ROWS_ROWS,     /* axis 0 is the batch; row i depends on row i of the inputs only */
+    WK_ROWS_ROWS,     /* one axis is the batch; row i depends on row i of the inputs only */
     WK_ROWS_SIZE,  /* an integer vector that knows the batch only as whole WK_ELEM_BATCH elements */
     WK_ROWS_MIXED, /* none of these could be proven */
 };

@@ -337,8 +337,11 @@ enum cm_err wk_infer_node(const struct wk_walk *walk, const struct wk_node *node
     for (unsigned k = 0; k < node->n_out; k++)
         if (node->out[k] >= 0)
             walk->facts[node->out[k]] = (struct wk_fact){0};
+    bool unranked = has_unranked_input(&in);
+    if (walk->symbolic) /* the graph is still being made */
+        ((struct wk_node *)node)->loose = unranked;
     /* Subgraphs take what they get. */
-    if (has_unranked_input(&in) && !wk_node_has_graphs(node)) {
+    if (unranked && !wk_node_has_graphs(node)) {
         for (unsigned k = 0; k < node->n_out; k++)
             (void)infer_later(&in, k, CM_DTYPE_NONE, -1);
         return CM_OK;

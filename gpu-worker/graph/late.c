@@ -268,7 +268,7 @@ static enum cm_err run_kernel(struct wk_late *late, const struct wk_node *node,
     const struct wk_weights *weights = graph->weights;
     uint32_t first = weights->first_in[node - graph->nodes];
     for (unsigned k = 0; k < node->n_in; k++)
-        if (weights->of_input[first + k] != WK_NO_WEIGHT)
+        if (weights->of_input[first + k] != WK_NO_WEIGHT && !node->loose)
             constants[k] = late->in[k];
     struct wk_call call = {graph, node, late->facts, constants};
     enum cm_err code = plan->backend->ops->supports(plan->backend, &call, err);

@@ -242,7 +242,7 @@ static enum cm_err prepare_step(struct builder *b, const struct wk_node *node, u
         return out_of_memory(b);
     for (unsigned k = 0; k < node->n_in; k++) {
         uint32_t item = b->weights->of_input[b->weights->first_in[index] + k];
-        if (item != WK_NO_WEIGHT)
+        if (item != WK_NO_WEIGHT && !node->loose)
             constants[k] = b->base + b->weights->items[item].offset;
     }
     struct wk_call call = {b->graph, node, b->plan->facts, constants};

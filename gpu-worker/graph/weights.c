@@ -48,7 +48,8 @@ static enum cm_err lay_out_input(struct wk_weights *weights, const struct wk_bac
 {
     int32_t value = call->node->in[k];
     struct wk_layout layout = {.kind = WK_LAYOUT_PLAIN, .shared = true};
-    backend->ops->layout(backend, call, k, &layout);
+    if (!call->node->loose)
+        backend->ops->layout(backend, call, k, &layout);
     if (layout.kind == WK_LAYOUT_NONE)
         return CM_OK;
     if (layout.kind == WK_LAYOUT_PLAIN)
@@ -79,8 +80,8 @@ static enum cm_err lay_out_node(struct wk_weights *weights, const struct wk_back
     enum cm_err code = !runs ? CM_OK : backend->ops->supports(backend, &call, err);
     for (unsigned k = 0; k < node->n_in && code == CM_OK; k++)
         /* What is known element by element is written into each plan instead. */
-        if (wk_call_is_constant(&call, k) && !wk_operand_is_static(node, k) &&
-            !graph->facts[node->in[k]].elems)
+        if (wk_call_in(&call, k) && graph->values[node->in[k]].constant &&
+            !wk_operand_is_static(node, k) && !graph->facts[node->in[k]].elems)
             code = lay_out_input(weights, backend, &call, i, k, err,
                                  &weights->of_input[weights->first_in[i] + k]);
     return code;

@@ -364,6 +364,45 @@ static void shapes_from_bad_data(void **state)
     fail_run(reshaped(), shapes, (const void *[]){x, negative}, "Reshape");
 }
 
+/* x as [2,2] or as [4], which only c decides. */
+static struct kit_model *of_either_rank(void)
+{
+    struct kit_model *m = kit_model(13), *flat = kit_model(13);
+    kit_input(m, "c", CM_BOOL, KIT_SHAPE0());
+    kit_input(m, "x", CM_FP32, kit_shape(2, -1, 2));
+    kit_ints(flat, "all", 1, -1);
+    kit_node(flat, "Reshape", "x,all", "r");
+    kit_output(flat, "r", CM_FP32, KIT_SHAPE0());
+    kit_node(m, "If", "c", "z");
+    kit_attr_graph(m, "then_branch", flat);
+    kit_attr_graph(m, "else_branch", branch("Identity", "x"));
+    return m;
+}
+
+/* Constants whose shapes cannot be checked at load, because what they meet has no rank yet, are
+ * checked in the run and not packed before. */
+static void constants_behind_unknown_ranks(void **state)
+{
+    const float x[] = {1, 2, 3, 4}, w[] = {1, 10, 100, 1000, 10000, 100000};
+    const float product[] = {2001, 20010, 200100, 4003, 40030, 400300};
+    const uint8_t yes = 1, no = 0;
+    const struct cm_shape shapes[] = {KIT_SHAPE0(), kit_shape(2, 2, 2)};
+    struct kit_model *m = of_either_rank();
+    (void)state;
+    kit_const(m, "w", CM_FP32, kit_shape(2, 2, 3), w);
+    kit_node(m, "MatMul", "z,w", "y");
+    kit_output(m, "y", CM_FP32, KIT_SHAPE0());
+    expect(m, shapes, (const void *[]){&no, x}, kit_shape(2, 2, 3), product);
+    fail_run(m, shapes, (const void *[]){&yes, x}, "MatMul");
+
+    m = of_either_rank();
+    kit_random(m, "scale", kit_shape(1, 2));
+    kit_random(m, "short", kit_shape(1, 1));
+    kit_node(m, "BatchNormalization", "z,scale,short,scale,scale", "y");
+    kit_output(m, "y", CM_FP32, KIT_SHAPE0());
+    fail_run(m, shapes, (const void *[]){&no, x}, "BatchNormalization");
+}
+
 /* ---- refusals ---------------------------------------------------------------------------------
  */
 
@@ -530,6 +569,7 @@ int main(void)
         cmocka_unit_test(scans),
         cmocka_unit_test(shapes_from_data),
         cmocka_unit_test(shapes_from_bad_data),
+        cmocka_unit_test(constants_behind_unknown_ranks),
         cmocka_unit_test(bad_subgraphs),
         cmocka_unit_test(a_cycle_through_a_branch),
         cmocka_unit_test(nesting_is_bounded),

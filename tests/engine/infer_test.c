@@ -222,7 +222,7 @@ static void reshapes(void **state)
     m = on(11, FLAT);
     kit_node(m, "Unsqueeze", "x", "y");
     kit_attr_ints(m, "axes", 2, 0, 3);
-    expect(m, CM_FP32, "[1,-1,8,1]", false, "Unsqueeze");
+    expect(m, CM_FP32, "[1,-1,8,1]", false, "its batch is axis 1");
 }
 
 static void mixing_is_noticed(void **state)
@@ -244,7 +244,7 @@ static void mixing_is_noticed(void **state)
     m = on(13, FLAT);
     kit_node(m, "Transpose", "x", "t");
     kit_node(m, "MatMul", "x,t", "y"); /* every row times every row */
-    expect(m, CM_FP32, "[-1,-1]", false, "Transpose");
+    expect(m, CM_FP32, "[-1,-1]", false, "MatMul");
     m = on(13, kit_shape(2, -1, 8));
     kit_random(m, "w", kit_shape(2, 5, 8));
     kit_node(m, "Gemm", "w,x", "y");
@@ -264,7 +264,7 @@ static void mixing_is_noticed(void **state)
     m = on(13, FLAT);
     kit_random(m, "w", kit_shape(3, 1, 1, 8));
     kit_node(m, "Add", "x,w", "y");
-    expect(m, CM_FP32, "[1,-1,8]", false, "Add");
+    expect(m, CM_FP32, "[1,-1,8]", false, "its batch is axis 1");
     m = on(13, FLAT);
     kit_ints(m, "starts", 1, 1);
     kit_ints(m, "ends", 1, 100);
@@ -427,14 +427,84 @@ static void rows_of_windows(void **state)
     }
 }
 
+/* Attention as vision models write it: the batch goes to axis 1 and comes back. */
+static struct kit_model *attention(int softmax_axis)
+{
+    struct kit_model *m = on(13, kit_shape(3, -1, 6, 24));
+    static const int64_t which[] = {0, 1, 2};
+    kit_const(m, "iq", CM_INT64, KIT_SHAPE0(), &which[0]);
+    kit_const(m, "ik", CM_INT64, KIT_SHAPE0(), &which[1]);
+    kit_const(m, "iv", CM_INT64, KIT_SHAPE0(), &which[2]);
+    kit_ints(m, "split", 5, 0, 6, 3, 2, 4);
+    kit_ints(m, "join", 3, 0, 6, 8);
+    kit_node(m, "Reshape", "x,split", "r");
+    kit_node(m, "Transpose", "r", "t"); /* [3, batch, heads, 6, 4] */
+    kit_attr_ints(m, "perm", 5, 2, 0, 3, 1, 4);
+    kit_node(m, "Gather", "t,iq", "q");
+    kit_node(m, "Gather", "t,ik", "k");
+    kit_node(m, "Gather", "t,iv", "v");
+    kit_node(m, "Transpose", "k", "kt");
+    kit_attr_ints(m, "perm", 4, 0, 1, 3, 2);
+    kit_node(m, "MatMul", "q,kt", "scores");
+    kit_node(m, "Softmax", "scores", "p");
+    kit_attr_i(m, "axis", softmax_axis);
+    kit_node(m, "MatMul", "p,v", "o");
+    kit_node(m, "Transpose", "o", "back");
+    kit_attr_ints(m, "perm", 4, 0, 2, 1, 3);
+    kit_node(m, "Reshape", "back,join", "y");
+    return m;
+}
+
+static void rows_on_other_axes(void **state)
+{
+    struct kit_model *m = attention(-1);
+    (void)state;
+    expect(m, CM_FP32, "[-1,6,8]", true, "");
+    expect(attention(0), CM_FP32, "[-1,6,8]", false, "Softmax");
+    /* [5, batch, 8] and back, with a bias that lines up, one that does not, and sums. */
+    for (int which = 0; which < 6; which++) {
+        const char *why[] = {"", "Add", "", "ReduceSum", "Softmax", "Reshape"};
+        m = on(13, kit_shape(3, -1, 5, 8));
+        kit_random(m, "bias", kit_shape(3, 5, 1, 8));
+        kit_random(m, "slips", kit_shape(4, 1, 5, 3, 8));
+        kit_ints(m, "mix", 3, 10, -1, 4);
+        kit_node(m, "Transpose", "x", "t");
+        kit_attr_ints(m, "perm", 3, 1, 0, 2);
+        if (which == 0) {
+            kit_node(m, "Add", "t,bias", "u");
+        } else if (which == 1) {
+            kit_node(m, "Add", "t,slips", "u");
+        } else if (which == 2) {
+            kit_node(m, "ReduceMean", "t", "u");
+            kit_attr_ints(m, "axes", 1, 2);
+        } else if (which == 3) {
+            kit_node(m, "ReduceSum", "t,one", "u");
+            kit_ints(m, "one", 1, 1);
+        } else if (which == 4) {
+            kit_node(m, "Softmax", "t", "u");
+            kit_attr_i(m, "axis", 1);
+        } else {
+            kit_node(m, "Reshape", "t,mix", "u"); /* rows change places */
+        }
+        kit_node(m, "Transpose", "u", "y");
+        if (which != 1)
+            kit_attr_ints(m, "perm", 3, 1, 0, 2);
+        expect(m, CM_FP32,
+               which == 1   ? "[8,3,5,1]"
+               : which == 2 ? "[-1,5,1]"
+               : which == 3 ? "[1,5,8]"
+               : which == 5 ? "[-1,10,4]"
+                            : "[-1,5,8]",
+               which == 0 || which == 2, why[which]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_of_windows),
-        cmocka_unit_test(computed_shapes),
-        cmocka_unit_test(reshapes),
-        cmocka_unit_test(mixing_is_noticed),
-        cmocka_unit_test(independence_is_proven),
+        cmocka_unit_test(shapes_of_windows),  cmocka_unit_test(computed_shapes),
+        cmocka_unit_test(reshapes),           cmocka_unit_test(mixing_is_noticed),
+        cmocka_unit_test(rows_on_other_axes), cmocka_unit_test(independence_is_proven),
         cmocka_unit_test(rows_of_windows),
     };
     return cmocka_run_group_tests(tests, start, stop);
