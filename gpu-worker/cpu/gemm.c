@@ -147,6 +147,10 @@ static void panel_run(struct tile t, size_t rows, size_t cols, bool packed)
     }
 }
 
+/* Panels that an epilogue runs over at a time: long pieces of rows make its calls few, and the
+ * block of rows is still in the second-level cache. */
+#define EPILOGUE_PANELS 8
+
 void K_NAME(f32_gemm)(const struct k_gemm *g, size_t m0, size_t m1, size_t p0, size_t p1)
 {
     bool packed = g->ldb == 0;
@@ -175,8 +179,12 @@ void K_NAME(f32_gemm)(const struct k_gemm *g, size_t m0, size_t m1, size_t p0, s
                 panel_run(t, rows, cols, packed);
                 kb += t.k;
             } while (kb < g->k);
-            for (size_t i = mb; g->epilogue && i < mb + rows; i++)
-                epilogue_run(g->epilogue, g->c + i * g->ldc + j, i * g->ldc + j, i, j, cols);
+            if (g->epilogue && (p + 1 == p1 || (p + 1 - p0) % EPILOGUE_PANELS == 0)) {
+                size_t from = (p0 + (p - p0) / EPILOGUE_PANELS * EPILOGUE_PANELS) * K_PANEL;
+                for (size_t i = mb; i < mb + rows; i++)
+                    epilogue_run(g->epilogue, g->c + i * g->ldc + from, i * g->ldc + from, i, from,
+                                 j + cols - from);
+            }
         }
     }
 }
