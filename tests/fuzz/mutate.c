@@ -506,8 +506,8 @@ static void change_info(Onnx__ValueInfoProto *info, uint64_t *random)
         onnx__tensor_shape_proto__dimension__init(dim);
         append(&shape->dim, &shape->n_dim, dim);
     } else if (shape->n_dim && below(random, 3) == 0) {
-        protobuf_c_message_free_unpacked(
-            take_out(shape->dim, &shape->n_dim, shape->n_dim - 1), NULL);
+        protobuf_c_message_free_unpacked(take_out(shape->dim, &shape->n_dim, shape->n_dim - 1),
+                                         NULL);
     } else if (shape->n_dim) {
         Onnx__TensorShapeProto__Dimension *dim = shape->dim[below(random, shape->n_dim)];
         if (dim->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM)

@@ -1,8 +1,8 @@
 /* The engine as a fuzz target: any bytes as a model file; what loads is planned and run.
  *
  * Never fails by itself: a crash, a sanitizer report, a changed guard byte or an abort (rows
- * that differ from their batch although the batch proof said they do not, a second run that differs
- * from the first) is the finding. */
+ * that differ from their batch although the batch proof said they do not, a second run, or
+ * one on another instruction set, that differs from the first) is the finding. */
 #include "tests/fuzz/targets.h"
 
 #include "gpu-worker/engine.h"
@@ -27,6 +27,7 @@ struct attempt {
     void *in[WK_MAX_IO], *out[WK_MAX_IO], *scratch;
     size_t in_bytes[WK_MAX_IO], out_bytes[WK_MAX_IO];
     bool ran;
+    uint64_t sum; /* of what it made */
 };
 
 static bool take_buffers(struct attempt *a, const struct wk_signature *s,
@@ -69,7 +70,26 @@ static bool begin(struct attempt *a, struct wk_model *model, int64_t batch, int6
     return wk_plan_create(model, shapes, &err, &a->plan) == CM_OK && take_buffers(a, s, shapes);
 }
 
-/* Reads what a run has made by itself, to its last byte, into a number that depends on it. */
+static bool is_nan(enum cm_dtype dtype, const void *at)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, at, cm_dtype_size(dtype));
+    switch (dtype) {
+    case CM_FP16:
+        return (bits & 0x7fff) > 0x7c00;
+    case CM_BF16:
+        return (bits & 0x7fff) > 0x7f80;
+    case CM_FP32:
+        return (bits & 0x7fffffff) > 0x7f800000;
+    case CM_FP64:
+        return (bits & INT64_MAX) > 0x7ff0000000000000;
+    default:
+        return false;
+    }
+}
+
+/* Reads what a run has made, to its last byte, into a number that depends on all of it but the
+ * payloads of NaNs, which no kernel promises. */
 static uint64_t look_at_outputs(const struct attempt *a, const struct wk_signature *s)
 {
     uint64_t sum = 1;
@@ -77,11 +97,16 @@ static uint64_t look_at_outputs(const struct attempt *a, const struct wk_signatu
         const struct cm_shape *shape = wk_plan_output_shape(a->plan, i);
         bool settled = wk_plan_output_is_settled(a->plan, i);
         const uint8_t *data = settled ? a->out[i] : wk_plan_output_data(a->plan, i);
-        size_t bytes;
-        if (cm_shape_bytes(shape, wk_plan_output_dtype(a->plan, i), &bytes) != CM_OK)
+        enum cm_dtype dtype = wk_plan_output_dtype(a->plan, i);
+        size_t bytes, each = cm_dtype_size(dtype);
+        if (cm_shape_bytes(shape, dtype, &bytes) != CM_OK)
             abort();
-        for (size_t k = 0; k < bytes; k++)
-            sum = (sum ^ data[k]) * 0x100000001b3ull;
+        for (size_t k = 0; k < bytes; k += each) {
+            uint64_t element = 0;
+            memcpy(&element, data + k, each);
+            sum = (sum ^ (is_nan(dtype, data + k) ? 1 : element)) * 0x100000001b3ull;
+            sum ^= sum >> 29;
+        }
     }
     return sum;
 }
@@ -94,9 +119,9 @@ static void run(struct attempt *a, const struct wk_signature *s)
     a->ran = wk_plan_run(a->plan, in, a->out, a->scratch, &err) == CM_OK;
     if (!a->ran)
         return;
-    uint64_t first = look_at_outputs(a, s);
+    a->sum = look_at_outputs(a, s);
     if (wk_plan_run(a->plan, in, a->out, a->scratch, &err) != CM_OK ||
-        look_at_outputs(a, s) != first)
+        look_at_outputs(a, s) != a->sum)
         abort();
 }
 
@@ -142,24 +167,6 @@ static void fill(struct attempt *a, const struct wk_signature *s, uint64_t rando
     }
 }
 
-static bool is_nan(enum cm_dtype dtype, const void *at)
-{
-    uint64_t bits = 0;
-    memcpy(&bits, at, cm_dtype_size(dtype));
-    switch (dtype) {
-    case CM_FP16:
-        return (bits & 0x7fff) > 0x7c00;
-    case CM_BF16:
-        return (bits & 0x7fff) > 0x7f80;
-    case CM_FP32:
-        return (bits & 0x7fffffff) > 0x7f800000;
-    case CM_FP64:
-        return (bits & INT64_MAX) > 0x7ff0000000000000;
-    default:
-        return false;
-    }
-}
-
 /* Equal, but for the payloads of NaNs, which no kernel promises. */
 static bool same_bytes(enum cm_dtype dtype, const void *a, const void *b, size_t bytes)
 {
@@ -193,7 +200,8 @@ static void check_rows(struct wk_model *model, const struct attempt *batch, int6
     }
 }
 
-static void plan_and_run(struct wk_model *model, int64_t free_dim, uint64_t random)
+/* A number that depends on what was made; 0 if nothing was. */
+static uint64_t plan_and_run(struct wk_model *model, int64_t free_dim, uint64_t random)
 {
     struct attempt batch;
     if (begin(&batch, model, ROWS, free_dim)) {
@@ -203,25 +211,43 @@ static void plan_and_run(struct wk_model *model, int64_t free_dim, uint64_t rand
             check_rows(model, &batch, free_dim);
     }
     end(&batch);
+    return batch.sum;
 }
 
 /* Packs, attaches, and runs with two sizes of the free dimensions. */
-static void use(struct wk_model *model, uint64_t random)
+static uint64_t use(struct wk_model *model, uint64_t random)
 {
     struct cm_error err;
+    uint64_t sum = 0;
     if (wk_model_weights_bytes(model) > MAX_WEIGHTS) {
         wk_model_destroy(model);
-        return;
+        return 0;
     }
     void *weights = kit_guarded(wk_model_weights_bytes(model));
     if (wk_model_pack(model, weights, &err) == CM_OK &&
         wk_model_attach(model, weights, &err) == CM_OK) {
-        plan_and_run(model, 1, random);
-        plan_and_run(model, 7, random + 1);
+        sum = plan_and_run(model, 1, random);
+        sum = sum * 31 + plan_and_run(model, 7, random + 1);
     }
     kit_check_guards(weights);
     wk_model_destroy(model);
     kit_guarded_free(weights);
+    return sum;
+}
+
+/* The same on another instruction set and with two threads, where the machine has one: the same
+ * bytes. */
+static void compare(const uint8_t *data, size_t size, uint64_t random, uint64_t sum)
+{
+    static struct wk_engine *other;
+    const enum wk_isa scalar = WK_ISA_SCALAR;
+    struct wk_model *model = NULL;
+    if (wk_isa_best() == WK_ISA_SCALAR)
+        return;
+    if (!other)
+        other = kit_engine(2, &scalar);
+    if (wk_model_parse(other, data, size, NULL, NULL, &model) != CM_OK || use(model, random) != sum)
+        abort();
 }
 
 int fuzz_onnx(const uint8_t *data, size_t size)
@@ -245,7 +271,7 @@ int fuzz_onnx(const uint8_t *data, size_t size)
         code = wk_model_parse(engine, mended, size, NULL, &err, &model);
     }
     if (code == CM_OK)
-        use(model, random | 1);
+        compare(mended ? mended : data, size, random | 1, use(model, random | 1));
     free(mended);
     return code == CM_OK;
 }

@@ -1,5 +1,6 @@
 /* Every file of the committed corpora through its fuzz target: what once was found stays found, in
- * every build. A failure ends the process; the last name printed is the file's. */
+ * every build. With arguments: those folders of models instead. A failure ends the process; the
+ * last name printed is the file's. */
 #include "tests/fuzz/targets.h"
 
 #include <dirent.h>
@@ -62,8 +63,13 @@ static void safetensors(void **state)
     replay(SOURCE_DIR "/tests/fuzz/corpus/safetensors", fuzz_safetensors);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) { /* other folders, of models */
+        for (int i = 1; i < argc; i++)
+            replay(argv[i], fuzz_onnx);
+        return 0;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(onnx),
         cmocka_unit_test(safetensors),
