@@ -15,6 +15,11 @@
  * join takes about a microsecond. */
 #define ALONE_WORK 65536.0
 
+/* A thread's share of a step that takes longer than this is cut, so that another can take the rest
+ * of it where a core is slower or has other things to do. */
+#define LONG_NS    400000.0
+#define LONG_PARTS 4u
+
 struct op_row {
     const char *name;
     cpu_prepare_fn *prepare;
@@ -48,6 +53,7 @@ void *cpu_step_take(struct cpu_prepare *p, size_t size, cpu_body_fn *body, size_
     step->body = body;
     step->items = items;
     step->unit = unit;
+    step->work = work;
     step->alone = work < ALONE_WORK || p->cpu->threads == 1;
     return step;
 }
@@ -58,14 +64,14 @@ struct split {
     const struct cpu_step *step;
     const struct wk_run *run;
     cpu_body_fn *body;
-    size_t items, unit;
+    size_t items, unit, parts;
 };
 
 static void run_part(void *context, size_t part, unsigned thread)
 {
     const struct split *s = context;
     size_t begin, end;
-    cpu_pool_share(s->items, s->unit, s->cpu->threads, part, &begin, &end);
+    cpu_pool_share(s->items, s->unit, s->parts, part, &begin, &end);
     if (begin < end)
         s->body(s->cpu, s->step, s->run, begin, end, thread);
 }
@@ -79,8 +85,10 @@ void cpu_split(const struct cpu_backend *cpu, const struct cpu_step *step, const
         body(cpu, step, run, 0, items, 0);
         return;
     }
-    struct split split = {cpu, step, run, body, items, unit};
-    cpu_pool_run(cpu->pool, run_part, &split, cpu->threads);
+    double about_ns = step->work * CPU_WORK_NS;
+    size_t parts = cpu->threads * (about_ns >= LONG_NS ? LONG_PARTS : 1u);
+    struct split split = {cpu, step, run, body, items, unit, parts};
+    cpu_pool_run(cpu->pool, run_part, &split, parts, about_ns);
 }
 
 size_t cpu_product(const struct cm_shape *shape, unsigned from, unsigned to)

@@ -35,7 +35,8 @@ struct cpu_step {
     cpu_step_fn *run; /* NULL: body over all items */
     cpu_body_fn *body;
     size_t items, unit;        /* boundaries between threads fall on multiples of unit */
-    bool alone;                /* too little work to wake other threads for */
+    double work;               /* in simple operations */
+    bool alone;                /* too little work to share */
     cpu_describe_fn *describe; /* NULL: the operator's row says enough */
 };
 
@@ -68,6 +69,9 @@ enum {
     CPU_LAYOUT_CONV_TRANSPOSE, /* [group][output channel, tap][input channel] */
     CPU_LAYOUT_CENTERED,       /* 8-bit integers less their zero points, as floats */
 };
+
+/* About how long a simple operation (the unit of work) takes, in nanoseconds. */
+#define CPU_WORK_NS 0.05
 
 /* Zeroed state of size bytes with the step's work filled in. work is in the unit of one simple
  * operation per element; NULL when memory is out (err is filled). */

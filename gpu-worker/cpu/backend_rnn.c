@@ -205,7 +205,8 @@ static void product(const struct rnn_part *p, const struct k_gemm *g)
 {
     struct shared_product shared = {p->cpu, g};
     if (p->s->shared && g->m * g->n * g->k >= SHARED_PRODUCT)
-        cpu_pool_run(p->cpu->pool, run_share, &shared, p->cpu->threads);
+        cpu_pool_run(p->cpu->pool, run_share, &shared, p->cpu->threads,
+                     (double)(g->m * g->n * g->k) * 0.25 * CPU_WORK_NS);
     else
         p->cpu->kernels->f32_gemm(g, 0, g->m, 0, k_panels(g->n));
 }

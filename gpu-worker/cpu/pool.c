@@ -1,11 +1,17 @@
 /* Fork-join pool: one job at a time, threads wait on a futex word.
  *
- * The caller thread owns the pool and publishes a job by advancing `epoch` (release); workers see
- * it (acquire), run their share and count down `pending` (release), which the caller awaits
- * (acquire). Whoever sleeps says so first (seq_cst) and the kernel compares the word again, so no
- * wake-up is lost:
+ * The caller thread owns the pool. A job's parts are dealt out as one share per thread, and a share
+ * is a count of parts that nobody has taken yet. Whoever takes a part counts it down (acquire) and
+ * may then read the job, which stays as it is until all its parts are done: the caller waits until
+ * `pending` is 0 (acquire), and whoever finishes parts counts it down (release). So it does not
+ * matter which job a thread was woken for, nor whether it comes at all: what a late or suspended
+ * thread has not taken, the others take, and the caller never waits for a part that nobody has
+ * begun.
  *
- *   E: epoch advances, then sleepers is read    pairs with  S: sleepers counts up, then epoch is
+ * Whoever sleeps says so first (seq_cst) and the kernel compares the word again, so no wake-up is
+ * lost:
+ *
+ *   E: epoch advances, then asleep is read      pairs with  S: asleep is set, then epoch is
  *                                                              compared by FUTEX_WAIT
  *   P: pending reaches 0, then waiting is read  pairs with  W: waiting is set, then pending is
  *                                                              compared by FUTEX_WAIT */
@@ -19,6 +25,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,26 +34,37 @@
  * serial stretches between two jobs, short enough not to starve a neighbour for a time slice. */
 #define SPIN_NS 100000
 
+/* Sleepers are woken once the jobs of a bracket have taken about this long. Waking takes as long;
+ * what is shorter is done before they come. */
+#define WAKE_NS 30000.0
+
+struct worker {
+    struct cpu_pool *pool;
+    pthread_t thread;
+    unsigned index;
+};
+
 struct cpu_pool {
     unsigned threads; /* with the caller; constant */
+    double spent_ns;  /* jobs since begin; the caller's */
 
-    /* The job. Written by the caller before epoch advances, constant until pending is 0. */
+    /* The job. Written by the caller before it deals out the shares, constant until pending is 0.
+     */
     cpu_part_fn *fn;
     void *context;
     size_t n_parts;
-    bool quit;
 
-    alignas(64) _Atomic uint32_t epoch;    /* written by the caller */
-    _Atomic uint32_t busy;                 /* 1 between begin and end; written by the caller */
-    alignas(64) _Atomic uint32_t sleepers; /* workers that sleep or are about to */
-    alignas(64) _Atomic uint32_t pending;  /* workers that have not finished the job */
-    _Atomic uint32_t waiting;              /* 1 while the caller sleeps at the join */
+    alignas(64) _Atomic uint32_t epoch;   /* counts jobs; written by the caller */
+    _Atomic uint32_t busy;                /* 1 between begin and end; written by the caller */
+    _Atomic uint32_t quit;                /* written by the caller before epoch advances */
+    alignas(64) _Atomic uint32_t asleep;  /* 1 if a worker may sleep */
+    alignas(64) _Atomic uint32_t pending; /* parts that are not done */
+    _Atomic uint32_t waiting;             /* 1 while the caller sleeps at the join */
 
-    struct worker {
-        struct cpu_pool *pool;
-        pthread_t thread;
-        unsigned index;
-    } workers[]; /* threads - 1 */
+    struct share {
+        alignas(64) _Atomic size_t left; /* parts that nobody has taken */
+        struct worker worker;            /* unused in share 0, the caller's */
+    } shares[];                          /* threads */
 };
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
@@ -83,12 +101,35 @@ static bool spin_until_changed(_Atomic uint32_t *word, uint32_t seen, _Atomic ui
     return false;
 }
 
-static void run_share(struct cpu_pool *pool, unsigned thread)
+/* Takes the next part of a thread's share; false if there is none. */
+static bool take_part(struct cpu_pool *pool, unsigned owner, size_t *ret_part)
 {
+    _Atomic size_t *left = &pool->shares[owner].left;
+    size_t seen = atomic_load_explicit(left, memory_order_relaxed);
+    do {
+        if (seen == 0)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(left, &seen, seen - 1, memory_order_acquire,
+                                                    memory_order_relaxed));
     size_t begin, end;
-    cpu_pool_share(pool->n_parts, 1, pool->threads, thread, &begin, &end);
-    for (size_t part = begin; part < end; part++)
-        pool->fn(pool->context, part, thread);
+    cpu_pool_share(pool->n_parts, 1, pool->threads, owner, &begin, &end);
+    *ret_part = end - seen;
+    return true;
+}
+
+/* Runs the thread's own share, then what is left of the others'. */
+static void run_parts(struct cpu_pool *pool, unsigned thread)
+{
+    uint32_t done = 0;
+    size_t part;
+    for (unsigned i = 0; i < pool->threads; i++)
+        while (take_part(pool, (thread + i) % pool->threads, &part)) {
+            pool->fn(pool->context, part, thread);
+            done++;
+        }
+    if (done > 0 && atomic_fetch_sub(&pool->pending, done) == done && thread > 0 &&
+        atomic_load(&pool->waiting)) /* P */
+        futex_wake_all(&pool->pending);
 }
 
 /* Returns when epoch is no longer seen. */
@@ -97,10 +138,10 @@ static void await_epoch(struct cpu_pool *pool, uint32_t seen)
     if (atomic_load_explicit(&pool->busy, memory_order_relaxed) &&
         spin_until_changed(&pool->epoch, seen, &pool->busy))
         return;
-    atomic_fetch_add(&pool->sleepers, 1); /* S */
-    while (atomic_load(&pool->epoch) == seen)
+    while (atomic_load(&pool->epoch) == seen) {
+        atomic_store(&pool->asleep, 1); /* S */
         futex_wait(&pool->epoch, seen);
-    atomic_fetch_sub(&pool->sleepers, 1);
+    }
 }
 
 static void *worker_main(void *argument)
@@ -110,20 +151,23 @@ static void *worker_main(void *argument)
     uint32_t seen = 0;
     for (;;) {
         await_epoch(pool, seen);
-        seen++; /* the caller joins every job, so a worker is never more than one behind */
-        if (pool->quit)
+        seen = atomic_load_explicit(&pool->epoch, memory_order_acquire);
+        if (atomic_load_explicit(&pool->quit, memory_order_relaxed))
             return NULL;
-        run_share(pool, worker->index);
-        if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->waiting)) /* P */
-            futex_wake_all(&pool->pending);
+        run_parts(pool, worker->index);
     }
 }
 
-static void publish(struct cpu_pool *pool)
+static void publish(struct cpu_pool *pool, bool wake)
 {
-    atomic_store_explicit(&pool->pending, pool->threads - 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->pending, (uint32_t)pool->n_parts, memory_order_relaxed);
+    for (unsigned t = 0; t < pool->threads; t++) {
+        size_t begin, end;
+        cpu_pool_share(pool->n_parts, 1, pool->threads, t, &begin, &end);
+        atomic_store_explicit(&pool->shares[t].left, end - begin, memory_order_release);
+    }
     atomic_fetch_add(&pool->epoch, 1); /* E */
-    if (atomic_load(&pool->sleepers) > 0)
+    if (wake && atomic_load(&pool->asleep) && atomic_exchange(&pool->asleep, 0))
         futex_wake_all(&pool->epoch);
 }
 
@@ -149,11 +193,11 @@ static void join(struct cpu_pool *pool)
 
 static void stop_workers(struct cpu_pool *pool, unsigned started)
 {
-    pool->quit = true;
+    atomic_store_explicit(&pool->quit, 1, memory_order_relaxed);
     atomic_fetch_add(&pool->epoch, 1);
     futex_wake_all(&pool->epoch);
     for (unsigned i = 0; i < started; i++)
-        pthread_join(pool->workers[i].thread, NULL);
+        pthread_join(pool->shares[i + 1].worker.thread, NULL);
 }
 
 enum cm_err cpu_pool_create(unsigned threads, struct cpu_pool **ret_pool)
@@ -162,18 +206,18 @@ enum cm_err cpu_pool_create(unsigned threads, struct cpu_pool **ret_pool)
         threads = 1;
     if (threads > CPU_POOL_MAX_THREADS)
         return CM_LIMIT;
-    size_t size = sizeof(struct cpu_pool) + (threads - 1) * sizeof(struct worker);
-    size = (size + alignof(struct cpu_pool) - 1) & ~(alignof(struct cpu_pool) - 1);
+    size_t size = sizeof(struct cpu_pool) + threads * sizeof(struct share);
     struct cpu_pool *pool = aligned_alloc(alignof(struct cpu_pool), size);
     if (!pool)
         return CM_NOMEM;
-    *pool = (struct cpu_pool){.threads = threads};
-    for (unsigned i = 0; i + 1 < threads; i++) {
-        struct worker *worker = &pool->workers[i];
-        *worker = (struct worker){.pool = pool, .index = i + 1};
+    memset(pool, 0, size);
+    pool->threads = threads;
+    for (unsigned i = 1; i < threads; i++) {
+        struct worker *worker = &pool->shares[i].worker;
+        *worker = (struct worker){.pool = pool, .index = i};
         int error = pthread_create(&worker->thread, NULL, worker_main, worker);
         if (error) {
-            stop_workers(pool, i);
+            stop_workers(pool, i - 1);
             free(pool);
             return cm_err_from_errno(error);
         }
@@ -197,8 +241,10 @@ unsigned cpu_pool_threads(const struct cpu_pool *pool)
 
 void cpu_pool_begin(struct cpu_pool *pool)
 {
-    if (pool)
-        atomic_store_explicit(&pool->busy, 1, memory_order_relaxed);
+    if (!pool)
+        return;
+    pool->spent_ns = 0;
+    atomic_store_explicit(&pool->busy, 1, memory_order_relaxed);
 }
 
 void cpu_pool_end(struct cpu_pool *pool)
@@ -207,18 +253,21 @@ void cpu_pool_end(struct cpu_pool *pool)
         atomic_store_explicit(&pool->busy, 0, memory_order_relaxed);
 }
 
-void cpu_pool_run(struct cpu_pool *pool, cpu_part_fn *fn, void *context, size_t n_parts)
+void cpu_pool_run(struct cpu_pool *pool, cpu_part_fn *fn, void *context, size_t n_parts,
+                  double about_ns)
 {
     if (!pool || pool->threads == 1 || n_parts <= 1) {
         for (size_t part = 0; part < n_parts; part++)
             fn(context, part, 0);
         return;
     }
+    CM_ASSERT(n_parts <= UINT32_MAX);
     pool->fn = fn;
     pool->context = context;
     pool->n_parts = n_parts;
-    publish(pool);
-    run_share(pool, 0);
+    pool->spent_ns += about_ns;
+    publish(pool, pool->spent_ns >= WAKE_NS);
+    run_parts(pool, 0);
     join(pool);
 }
 

@@ -28,16 +28,19 @@ void cpu_pool_destroy(struct cpu_pool *pool);
 /* 1 for a NULL pool. */
 unsigned cpu_pool_threads(const struct cpu_pool *pool);
 
-/* Brackets the jobs of one plan run; without the bracket jobs still run, waking sleepers each time.
- * Never blocks. */
+/* Brackets the jobs of one plan run; without the bracket jobs still run, but idle threads sleep at
+ * once. Never blocks. */
 void cpu_pool_begin(struct cpu_pool *pool);
 void cpu_pool_end(struct cpu_pool *pool);
 
-/* Runs fn for parts 0..n_parts-1 and returns when all are done. Thread t always gets the same parts
- * for the same n_parts (contiguous shares, so that a core reads what it wrote in the job before);
- * call it with n_parts = cpu_pool_threads and cut the items with cpu_pool_share. A plain loop in
- * the caller if the pool has one thread or is NULL, or n_parts is 1. */
-void cpu_pool_run(struct cpu_pool *pool, cpu_part_fn *fn, void *context, size_t n_parts);
+/* Runs fn for parts 0..n_parts-1 and returns when all are done. Thread t is dealt the same parts
+ * every time for the same n_parts (cpu_pool_share: contiguous, so that a core reads what it wrote
+ * in the job before), but a thread that has done its share takes parts of others that have not come
+ * to theirs. about_ns is how long the job takes on one thread, roughly: sleeping threads are woken
+ * only once the jobs since cpu_pool_begin are worth it, and until then the caller does it all. A
+ * plain loop in the caller if the pool has one thread or is NULL, or n_parts is 1. */
+void cpu_pool_run(struct cpu_pool *pool, cpu_part_fn *fn, void *context, size_t n_parts,
+                  double about_ns);
 
 /* Share `part` of `parts` of the items 0..count-1, [*ret_begin, *ret_end). Shares differ by at most
  * one unit; unit > 1 keeps boundaries at multiples of it. */

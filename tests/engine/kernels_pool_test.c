@@ -1,9 +1,11 @@
-/* The fork-join pool: every part exactly once, always on the same thread, with and without the
- * bracket, at once after a long sleep. Run under the thread sanitizer too. Test code. */
+/* The fork-join pool: every part exactly once, with and without the bracket, at once after a long
+ * sleep, and by another thread where its own is held up. Run under the thread sanitizer too. Test
+ * code. */
 #include "common/check.h"
 #include "gpu-worker/cpu/pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -32,16 +34,13 @@ static void run_many(struct cpu_pool *pool, unsigned jobs)
     static struct job job;
     memset(&job, 0, sizeof(job));
     for (unsigned i = 0; i < jobs; i++) {
-        unsigned first[64];
-        memcpy(first, job.thread, sizeof(first));
-        cpu_pool_run(pool, part_fn, &job, 13);
+        cpu_pool_run(pool, part_fn, &job, 13, i % 3 ? 1e6 : 0);
         for (unsigned part = 0; part < 13; part++) {
             assert_int_equal(job.counts[part], i + 1);
             assert_in_range(job.thread[part], 0, cpu_pool_threads(pool) - 1);
-            if (i > 0)
-                assert_int_equal(job.thread[part], first[part]);
+            assert_int_equal(job.thread[part] == 0,
+                             pthread_equal(job.self[part], pthread_self()) != 0);
         }
-        assert_true(pthread_equal(job.self[0], pthread_self()));
     }
 }
 
@@ -86,9 +85,9 @@ static void test_few_parts(void **state)
     (void)state;
     struct cpu_pool *pool = NULL;
     assert_int_equal(cpu_pool_create(4, &pool), CM_OK);
-    cpu_pool_run(pool, no_part, NULL, 0);
+    cpu_pool_run(pool, no_part, NULL, 0, 1e6);
     struct job job = {0};
-    cpu_pool_run(pool, part_fn, &job, 2); /* fewer parts than threads */
+    cpu_pool_run(pool, part_fn, &job, 2, 1e6); /* fewer parts than threads */
     assert_int_equal(job.counts[0] + job.counts[1], 2);
     cpu_pool_destroy(pool);
 }
@@ -116,13 +115,46 @@ static void test_sleepers_wake(void **state)
     assert_int_equal(cpu_pool_create(3, &pool), CM_OK);
     cpu_pool_begin(pool);
     for (unsigned i = 0; i < 100; i++) {
-        cpu_pool_run(pool, slow_part, &job, 3);
+        cpu_pool_run(pool, slow_part, &job, 3, 1e6);
         struct job gap = {0};
         slow_part(&gap, 1, 0);
     }
     cpu_pool_end(pool);
     for (unsigned part = 0; part < 3; part++)
         assert_int_equal(job.counts[part], 100);
+    cpu_pool_destroy(pool);
+}
+
+/* Shares are parts 0, 1 and 2, 3. A worker that has begun part 2 is held up until part 3 is done,
+ * which only the caller can do then. */
+struct held {
+    struct job job;
+    _Atomic unsigned last_done;
+};
+
+static void held_part(void *context, size_t part, unsigned thread)
+{
+    struct held *held = context;
+    while (part == 2 && thread != 0 && !held->last_done)
+        sched_yield();
+    part_fn(&held->job, part, thread);
+    if (part == 3)
+        held->last_done = 1;
+}
+
+static void test_others_take_over(void **state)
+{
+    (void)state;
+    struct cpu_pool *pool = NULL;
+    assert_int_equal(cpu_pool_create(2, &pool), CM_OK);
+    cpu_pool_begin(pool);
+    for (unsigned i = 0; i < 1000; i++) {
+        struct held held = {0};
+        cpu_pool_run(pool, held_part, &held, 4, 1e6);
+        for (unsigned part = 0; part < 4; part++)
+            assert_int_equal(held.job.counts[part], 1);
+    }
+    cpu_pool_end(pool);
     cpu_pool_destroy(pool);
 }
 
@@ -152,9 +184,9 @@ static void test_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_part_once), cmocka_unit_test(test_without_pool),
-        cmocka_unit_test(test_few_parts),       cmocka_unit_test(test_sleepers_wake),
-        cmocka_unit_test(test_share),
+        cmocka_unit_test(test_every_part_once),  cmocka_unit_test(test_without_pool),
+        cmocka_unit_test(test_few_parts),        cmocka_unit_test(test_sleepers_wake),
+        cmocka_unit_test(test_others_take_over), cmocka_unit_test(test_share),
     };
     return cmocka_run_group_tests_name("kernels_pool", tests, NULL, NULL);
 }
