@@ -232,7 +232,7 @@ enum cm_err infer_reverse_sequence(struct infer *in)
     int64_t batch = wk_node_int(in->node, "batch_axis", 1);
     if (x->shape.rank < 2)
         return infer_bad_shape(in, &x->shape);
-    if (time + batch != 1 || time < 0 || time > 1)
+    if (time < 0 || time > 1 || batch != 1 - time)
         return wk_node_fail(in->err, CM_INVALID, in->node,
                             "time_axis and batch_axis must be 0 and 1 or 1 and 0");
     enum cm_err code = infer_check_indices(in, 1, false);
