@@ -50,11 +50,17 @@ static inline const struct wk_fact *wk_call_out(const struct wk_call *call)
     return &call->facts[call->node->out[0]];
 }
 
-/* Input k is a constant of the file that the backend may have stored its own way. */
+/* Input k is a constant of the file. */
+static inline bool wk_call_has_constant(const struct wk_call *call, unsigned k)
+{
+    return wk_call_in(call, k) && call->graph->values[call->node->in[k]].constant;
+}
+
+/* Input k is a constant that was checked against the other operands at load, so that the backend
+ * may have stored it its own way. */
 static inline bool wk_call_is_constant(const struct wk_call *call, unsigned k)
 {
-    return !call->node->loose && wk_call_in(call, k) &&
-           call->graph->values[call->node->in[k]].constant;
+    return !call->node->loose && wk_call_has_constant(call, k);
 }
 
 /* Operands of one run. in[k] is NULL where input k is left out or not stored. */
@@ -90,7 +96,8 @@ struct wk_backend_ops {
     bool (*fuses)(const struct wk_backend *backend, const struct wk_call *host,
                   const struct wk_node *stage, enum wk_spread spread);
 
-    /* How constant input k is to be stored. Depends on constants and attributes only. */
+    /* How constant input k is to be stored. Depends on constants and attributes only. For a loose
+     * node it may only look at the constant itself. */
     void (*layout)(const struct wk_backend *backend, const struct wk_call *call, unsigned k,
                    struct wk_layout *ret_layout);
 

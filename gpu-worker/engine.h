@@ -152,7 +152,7 @@ enum wk_node_fate {
     WK_NODE_RUNS,  /* a step of the plan */
     WK_NODE_VIEW,  /* its output is its input's memory */
     WK_NODE_KNOWN, /* its outputs follow from shapes: written when the plan was made */
-    WK_NODE_LATE,  /* runs once the data has decided its shapes; not timed alone */
+    WK_NODE_LATE,  /* runs once the data has decided its shapes: those of the last run */
 };
 struct wk_node_info {
     enum wk_node_fate fate;
@@ -174,6 +174,13 @@ void wk_plan_describe(const struct wk_plan *plan, uint32_t i, struct wk_node_inf
 /* From now on every run writes how long each node took, in nanoseconds, to node_ns[0 ..
  * wk_plan_nodes). NULL ends it; then nothing is measured. */
 void wk_plan_time_nodes(struct wk_plan *plan, uint64_t *node_ns);
+
+/* The plans that node i (If, Loop, Scan) keeps of its subgraphs, n counting from 0, and the
+ * attribute that each subgraph is; NULL beyond the last. Valid until the next run. */
+const struct wk_plan *wk_plan_inside(const struct wk_plan *plan, uint32_t i, unsigned n,
+                                     const char **ret_attribute);
+/* What node i of such a plan took in all timed runs together. */
+uint64_t wk_plan_inside_ns(const struct wk_plan *plan, uint32_t i);
 
 /* Passes over the graph at load, in their order: name and one line about it; NULL from the last one
  * on. Static storage. */

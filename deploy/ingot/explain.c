@@ -38,6 +38,40 @@ static json_t *node_json(const struct wk_plan *plan, uint32_t i)
                      "flops", info.flops);
 }
 
+/* The nodes of a subgraph's plan; times are means over the runs. */
+static json_t *inside_json(const struct wk_plan *plan, size_t rows);
+
+/* Adds the plans that a node keeps of its subgraphs. */
+static void add_inside(json_t *node, const struct wk_plan *plan, uint32_t i, size_t rows)
+{
+    const char *attribute = "";
+    json_t *list = json_array();
+    for (unsigned n = 0;; n++) {
+        const struct wk_plan *inside = wk_plan_inside(plan, i, n, &attribute);
+        if (!inside)
+            break;
+        json_array_append_new(list, json_pack("{s:s, s:o}", "attribute", attribute, "nodes",
+                                              inside_json(inside, rows)));
+    }
+    if (json_array_size(list))
+        json_object_set(node, "inside", list);
+    json_decref(list);
+}
+
+static json_t *inside_json(const struct wk_plan *plan, size_t rows)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < wk_plan_nodes(plan); i++) {
+        json_t *node = node_json(plan, i);
+        if (rows)
+            json_object_set_new(node, "mean_us",
+                                json_real((double)wk_plan_inside_ns(plan, i) / 1e3 / (double)rows));
+        add_inside(node, plan, i, rows);
+        json_array_append_new(list, node);
+    }
+    return list;
+}
+
 json_t *ig_explain_json(const struct wk_plan *plan, const uint64_t *node_ns, size_t rows)
 {
     uint32_t n = wk_plan_nodes(plan);
@@ -48,6 +82,7 @@ json_t *ig_explain_json(const struct wk_plan *plan, const uint64_t *node_ns, siz
         if (node_ns && column)
             json_object_set_new(node, "median_us",
                                 json_real(median_us(node_ns, n, i, rows, column)));
+        add_inside(node, plan, i, node_ns ? rows : 0);
         json_array_append_new(list, node);
     }
     free(column);
@@ -87,41 +122,71 @@ static void print_name(FILE *out, const char *name)
     fputc('\n', out);
 }
 
+/* What a table sums up. */
+struct totals {
+    double us, flops, bytes;
+    size_t nodes, steps;
+    bool timed;
+};
+
+static double time_of(const json_t *node)
+{
+    const json_t *mean = json_object_get(node, "mean_us");
+    return mean ? json_number_value(mean) : number_of(node, "median_us");
+}
+
+static void print_list(FILE *out, const json_t *list, const struct totals *totals, unsigned depth);
+
+static void print_node(FILE *out, const json_t *node, const struct totals *totals, unsigned depth)
+{
+    char op[160], output[96];
+    const char *fate = text_of(node, "fate"), *kernel = text_of(node, "kernel");
+    size_t k;
+    const json_t *inside;
+    snprintf(op, sizeof op, "%*s%s%s", (int)depth * 2, "", text_of(node, "op"),
+             text_of(node, "fused"));
+    fprintf(out, "%5lld  %-26s %-26s %-24s", json_integer_value(json_object_get(node, "position")),
+            op, fate[0] == 'r' ? kernel : fate, format_output(node, output, sizeof output));
+    fprintf(out, " %10.1f %9.3f",
+            (number_of(node, "read_bytes") + number_of(node, "written_bytes")) / 1024,
+            number_of(node, "flops") / 1e6);
+    if (totals->timed)
+        fprintf(out, " %10.1f %5.1f%%", time_of(node),
+                totals->us > 0 ? 100 * time_of(node) / totals->us : 0.0);
+    fprintf(out, "  ");
+    print_name(out, text_of(node, "name"));
+    json_array_foreach(json_object_get(node, "inside"), k, inside)
+    {
+        fprintf(out, "%*s%s:\n", (int)depth * 2 + 8, "", text_of(inside, "attribute"));
+        print_list(out, json_object_get(inside, "nodes"), totals, depth + 1);
+    }
+}
+
+static void print_list(FILE *out, const json_t *list, const struct totals *totals, unsigned depth)
+{
+    size_t i;
+    const json_t *node;
+    json_array_foreach(list, i, node) print_node(out, node, totals, depth);
+}
+
 void ig_explain_print(FILE *out, const json_t *list)
 {
-    double total_us = 0, total_flops = 0, total_bytes = 0;
-    size_t i, steps = 0;
-    json_t *node;
+    struct totals t = {.nodes = json_array_size(list)};
+    size_t i;
+    const json_t *node;
     json_array_foreach(list, i, node)
     {
-        total_us += number_of(node, "median_us");
-        total_flops += number_of(node, "flops");
-        total_bytes += number_of(node, "read_bytes") + number_of(node, "written_bytes");
+        t.us += number_of(node, "median_us");
+        t.flops += number_of(node, "flops");
+        t.bytes += number_of(node, "read_bytes") + number_of(node, "written_bytes");
+        t.steps += text_of(node, "fate")[0] == 'r';
     }
-    bool timed = json_array_size(list) && json_object_get(json_array_get(list, 0), "median_us");
+    t.timed = t.nodes && json_object_get(json_array_get(list, 0), "median_us");
     fprintf(out, "%5s  %-26s %-26s %-24s %10s %9s", "node", "operator", "kernel", "output", "KiB",
             "MFLOP");
-    fprintf(out, timed ? " %10s %6s  name\n" : "  name\n", "us", "share");
-    json_array_foreach(list, i, node)
-    {
-        char op[160], output[96];
-        const char *fate = text_of(node, "fate"), *kernel = text_of(node, "kernel");
-        double us = number_of(node, "median_us");
-        bool runs = fate[0] == 'r';
-        steps += runs;
-        snprintf(op, sizeof op, "%s%s", text_of(node, "op"), text_of(node, "fused"));
-        fprintf(out, "%5lld  %-26s %-26s %-24s",
-                json_integer_value(json_object_get(node, "position")), op, runs ? kernel : fate,
-                format_output(node, output, sizeof output));
-        fprintf(out, " %10.1f %9.3f",
-                (number_of(node, "read_bytes") + number_of(node, "written_bytes")) / 1024,
-                number_of(node, "flops") / 1e6);
-        if (timed)
-            fprintf(out, " %10.1f %5.1f%%", us, total_us > 0 ? 100 * us / total_us : 0.0);
-        fprintf(out, "  ");
-        print_name(out, text_of(node, "name"));
-    }
-    fprintf(out, "%zu nodes, %zu steps; %.1f KiB read and written, %.3f MFLOP",
-            json_array_size(list), steps, total_bytes / 1024, total_flops / 1e6);
-    fprintf(out, timed ? "; %.1f us in steps\n" : "\n", total_us);
+    fprintf(out, t.timed ? " %10s %6s  name\n" : "  name\n", "us", "share");
+    print_list(out, list, &t, 0);
+    fprintf(out, "%zu nodes, %zu steps; %.1f KiB read and written, %.3f MFLOP", t.nodes, t.steps,
+            t.bytes / 1024, t.flops / 1e6);
+    fprintf(out, t.timed ? "; %.1f us in steps\n" : "\n", t.us);
 }

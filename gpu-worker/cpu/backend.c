@@ -149,6 +149,9 @@ static void cpu_layout(const struct wk_backend *backend, const struct wk_call *c
                        struct wk_layout *ret_layout)
 {
     (void)backend;
+    /* All but these look at other operands too. */
+    if (call->node->loose && rows[call->node->op].layout != cpu_layout_recurrent)
+        return;
     if (rows[call->node->op].layout && k < wk_node_own_inputs(call->node))
         rows[call->node->op].layout(call, k, ret_layout);
 }

@@ -423,7 +423,8 @@ static enum cm_err take_workspace(struct cpu_prepare *p, struct rnn_step *s)
     if (states + gates > (double)WK_MAX_PLAN_BYTES / sizeof(float))
         return wk_node_fail(p->err, CM_LIMIT, p->call->node, "needs too much memory");
     for (unsigned k = W; k <= B; k++) {
-        s->pack[k] = wk_call_in(p->call, k) && !wk_call_is_constant(p->call, k);
+        s->pack[k] = wk_call_in(p->call, k) &&
+                     !(wk_call_has_constant(p->call, k) && can_be_stored(p->call, k));
         s->packed_at[k] = p->workspace / sizeof(float);
         if (s->pack[k])
             p->workspace += (packed_floats(&s->size, k) + 31) / 32 * 32 * sizeof(float);

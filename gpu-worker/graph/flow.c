@@ -64,6 +64,35 @@ static bool is_planned_for(const struct body *body, const struct body_plan *plan
     return same;
 }
 
+/* Times that cannot be kept for want of memory are not: they are only for people. */
+static void time_plan(struct wk_plan *plan)
+{
+    if (!plan->sum_ns)
+        plan->sum_ns = calloc(plan->graph->n_nodes + 1, sizeof *plan->sum_ns);
+    wk_plan_time_inside(plan);
+}
+
+void wk_flow_time(struct wk_flow *flow)
+{
+    flow->timed = true;
+    for (unsigned i = 0; i < flow->n_bodies; i++)
+        for (unsigned k = 0; k < CACHED_PLANS; k++)
+            if (flow->bodies[i].plans[k].plan)
+                time_plan(flow->bodies[i].plans[k].plan);
+}
+
+struct wk_plan *wk_flow_plan(const struct wk_flow *flow, unsigned n, const char **ret_attribute)
+{
+    for (unsigned i = 0; i < flow->n_bodies; i++)
+        for (unsigned k = 0; k < CACHED_PLANS; k++) {
+            if (!flow->bodies[i].plans[k].plan || n--)
+                continue;
+            *ret_attribute = flow->n_bodies == 1 ? "body" : i ? "then_branch" : "else_branch";
+            return flow->bodies[i].plans[k].plan;
+        }
+    return NULL;
+}
+
 /* A plan for body->asked. */
 static enum cm_err find_plan(struct wk_flow *flow, struct body *body, struct cm_error *err,
                              struct body_plan **ret_plan)
@@ -87,6 +116,8 @@ static enum cm_err find_plan(struct wk_flow *flow, struct body *body, struct cm_
         return wk_node_fail(err, CM_NOMEM, flow->node, "no memory to run a subgraph");
     }
     memcpy(plan->inputs, body->asked, n * sizeof *plan->inputs);
+    if (flow->timed)
+        time_plan(plan->plan);
     *ret_plan = plan;
     return CM_OK;
 }

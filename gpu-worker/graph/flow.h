@@ -10,6 +10,7 @@
 #include "gpu-worker/backend.h"
 
 struct wk_flow;
+struct wk_plan;
 
 /* A tensor of a run. owned is NULL or the memory to free, which data points into. */
 struct wk_tensor {
@@ -39,6 +40,14 @@ CM_MUST_CHECK enum cm_err wk_flow_plan_branches(struct wk_flow *flow, struct cm_
 /* Runs an If that was planned so. in and out as of a step. */
 CM_MUST_CHECK enum cm_err wk_flow_branch(struct wk_flow *flow, const void *const *in,
                                          void *const *out, struct cm_error *err);
+
+/* Times the plans of subgraphs from now on (wk_plan_time_inside). */
+void wk_flow_time(struct wk_flow *flow);
+
+/* The n-th plan that the flow keeps, and the attribute whose subgraph it is of; NULL beyond the
+ * last.
+ */
+struct wk_plan *wk_flow_plan(const struct wk_flow *flow, unsigned n, const char **ret_attribute);
 
 /* Runs any of the three. facts has the present types and shapes of the node's inputs (indexed by
  * value); out gets one tensor per output, made here, for the caller to end also after a failure. */

@@ -31,6 +31,7 @@ struct wk_flow {
     const struct wk_fact *known;
     struct body bodies[2];
     unsigned n_bodies;
+    bool timed;  /* its plans are */
     int certain; /* the branch that an If is known to take, or -1 */
     struct wk_arena arena;
 };

@@ -2,6 +2,7 @@
 #include "gpu-worker/graph/late.h"
 
 #include "common/check.h"
+#include "common/clock.h"
 #include "gpu-worker/graph/eval.h"
 #include "gpu-worker/graph/infer.h"
 
@@ -136,6 +137,14 @@ void wk_late_destroy(struct wk_late *late)
 const void **wk_late_slot(struct wk_late *late, int32_t value)
 {
     return &late->slots[value].data;
+}
+
+struct wk_flow *wk_late_flow(const struct wk_late *late, uint32_t node)
+{
+    for (uint32_t i = 0; i < late->n_nodes; i++)
+        if (late->nodes[i] == node)
+            return late->flows[i];
+    return NULL;
 }
 
 const struct wk_fact *wk_late_fact(const struct wk_late *late, int32_t value)
@@ -307,7 +316,12 @@ enum cm_err wk_late_run(struct wk_late *late, struct cm_error *err)
     enum cm_err code = CM_OK;
     forget_run(late);
     memcpy(late->facts, late->plan->facts, late->plan->graph->n_values * sizeof *late->facts);
-    for (uint32_t i = 0; i < late->n_nodes && code == CM_OK; i++)
+    for (uint32_t i = 0; i < late->n_nodes && code == CM_OK; i++) {
+        uint64_t start_ns = wk_plan_is_timed(late->plan) ? cm_now_ns() : 0;
         code = run_node(late, i, err);
+        if (wk_plan_is_timed(late->plan))
+            wk_plan_add_time(late->plan, &late->plan->graph->nodes[late->nodes[i]],
+                             cm_now_ns() - start_ns);
+    }
     return code;
 }

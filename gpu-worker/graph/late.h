@@ -24,6 +24,9 @@ const void **wk_late_slot(struct wk_late *late, int32_t value);
 /* Runs all late nodes. Tensors of late outputs live until the next run or wk_late_destroy. */
 CM_MUST_CHECK enum cm_err wk_late_run(struct wk_late *late, struct cm_error *err);
 
+/* The control flow of a node of the graph; NULL if it is not a late node or has none. */
+struct wk_flow *wk_late_flow(const struct wk_late *late, uint32_t node);
+
 /* After a run: any value of the graph that a late node made. */
 const struct wk_fact *wk_late_fact(const struct wk_late *late, int32_t value);
 const void *wk_late_data(const struct wk_late *late, int32_t value);

@@ -470,6 +470,7 @@ void wk_plan_destroy(struct wk_plan *plan)
     for (uint32_t i = 0; plan->steps && i < plan->n_steps; i++)
         wk_flow_destroy(plan->steps[i].flow);
     wk_late_destroy(plan->late);
+    free(plan->sum_ns);
     wk_arena_fini(&plan->arena);
     free(plan);
 }
@@ -520,11 +521,11 @@ enum cm_err wk_plan_run_inside(struct wk_plan *plan, const void *const *inputs,
         struct wk_run run = {step->in, step->out, step->workspace, err};
         if (step->empty) /* its other dimensions may be too large to loop over */
             continue;
-        uint64_t start_ns = plan->node_ns ? cm_now_ns() : 0;
+        uint64_t start_ns = wk_plan_is_timed(plan) ? cm_now_ns() : 0;
         code = step->flow ? wk_flow_branch(step->flow, step->in, step->out, err)
                           : backend->ops->run(backend, step->state, &run);
-        if (plan->node_ns)
-            plan->node_ns[step->node - plan->graph->nodes] = cm_now_ns() - start_ns;
+        if (wk_plan_is_timed(plan))
+            wk_plan_add_time(plan, step->node, cm_now_ns() - start_ns);
     }
     if (plan->late && code == CM_OK)
         code = wk_late_run(plan->late, err);

@@ -45,6 +45,7 @@ struct wk_plan {
     size_t scratch_bytes;
     const void *last_scratch; /* what scratch patches were last applied for */
     uint64_t *node_ns;        /* per node, or NULL: see wk_plan_time_nodes */
+    uint64_t *sum_ns;         /* inside another plan: per node, of all its runs; NULL: not timed */
     struct wk_late *late;     /* nodes whose shapes depend on data; NULL: none */
     bool *node_is_late;       /* per node; NULL: none is */
     bool *output_is_late;     /* per output: made by these */
@@ -61,6 +62,16 @@ CM_MUST_CHECK enum cm_err wk_plan_build(struct wk_backend *backend, const struct
 CM_MUST_CHECK enum cm_err wk_plan_check_inputs(const struct wk_graph *graph,
                                                const struct cm_shape *inputs, struct cm_error *err,
                                                struct wk_fact *ret_facts);
+
+/* Adds what a node took to the plan's times, if it is timed. */
+static inline bool wk_plan_is_timed(const struct wk_plan *plan)
+{
+    return plan->node_ns || plan->sum_ns;
+}
+void wk_plan_add_time(struct wk_plan *plan, const struct wk_node *node, uint64_t ns);
+
+/* Times the plans of its subgraphs from now on, and those that they make. */
+void wk_plan_time_inside(struct wk_plan *plan);
 
 /* wk_plan_run for a plan that runs inside another one's run. */
 CM_MUST_CHECK enum cm_err wk_plan_run_inside(struct wk_plan *plan, const void *const *inputs,

@@ -48,8 +48,7 @@ static enum cm_err lay_out_input(struct wk_weights *weights, const struct wk_bac
 {
     int32_t value = call->node->in[k];
     struct wk_layout layout = {.kind = WK_LAYOUT_PLAIN, .shared = true};
-    if (!call->node->loose)
-        backend->ops->layout(backend, call, k, &layout);
+    backend->ops->layout(backend, call, k, &layout);
     if (layout.kind == WK_LAYOUT_NONE)
         return CM_OK;
     if (layout.kind == WK_LAYOUT_PLAIN)

@@ -403,6 +403,46 @@ static void constants_behind_unknown_ranks(void **state)
     fail_run(m, shapes, (const void *[]){&no, x}, "BatchNormalization");
 }
 
+/* What --explain shows of an If: both branches' plans, and which of them took time. */
+static void plans_inside_a_plan(void **state)
+{
+    static float x[64 * 2], y[64 * 2];
+    const uint8_t yes = 1;
+    const struct cm_shape shapes[] = {KIT_SHAPE0(), kit_shape(2, 64, 2)};
+    struct kit_model *m = choice();
+    struct kit_loaded l;
+    struct wk_plan *plan = NULL;
+    struct cm_error err = {0};
+    uint64_t node_ns[4] = {0};
+    const char *name = NULL;
+    (void)state;
+    kit_load_model(&l, m, 1, NULL);
+    assert_int_equal(wk_plan_create(l.model, shapes, &err, &plan), CM_OK);
+    assert_int_equal(wk_plan_nodes(plan), 1);
+    wk_plan_time_nodes(plan, node_ns);
+    void *scratch = kit_guarded(wk_plan_scratch_bytes(plan)), *out[] = {y};
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(wk_plan_run(plan, (const void *[]){&yes, x}, out, scratch, &err), CM_OK);
+    wk_plan_time_nodes(plan, NULL);
+    assert_true(node_ns[0] > 0);
+    const struct wk_plan *inside = wk_plan_inside(plan, 0, 0, &name);
+    assert_non_null(inside);
+    assert_string_equal(name, "else_branch");
+    assert_true(wk_plan_inside_ns(inside, 0) == 0);
+    inside = wk_plan_inside(plan, 0, 1, &name);
+    assert_non_null(inside);
+    assert_string_equal(name, "then_branch");
+    assert_true(wk_plan_inside_ns(inside, 0) > 0);
+    struct wk_node_info info;
+    wk_plan_describe(inside, 0, &info);
+    assert_string_equal(info.op, "Add");
+    assert_null(wk_plan_inside(plan, 0, 2, &name));
+    kit_guarded_free(scratch);
+    wk_plan_destroy(plan);
+    kit_unload(&l);
+    kit_free(m);
+}
+
 /* ---- refusals ---------------------------------------------------------------------------------
  */
 
@@ -570,6 +610,7 @@ int main(void)
         cmocka_unit_test(shapes_from_data),
         cmocka_unit_test(shapes_from_bad_data),
         cmocka_unit_test(constants_behind_unknown_ranks),
+        cmocka_unit_test(plans_inside_a_plan),
         cmocka_unit_test(bad_subgraphs),
         cmocka_unit_test(a_cycle_through_a_branch),
         cmocka_unit_test(nesting_is_bounded),
