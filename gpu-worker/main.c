@@ -1,11 +1,8 @@
 /* ingot-worker: arguments, run, exit. Everything else is in server.c (main loop) and device.c. */
+#include "common/args.h"
 #include "common/log.h"
 #include "common/proc.h"
 #include "gpu-worker/server.h"
-
-#include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 static const char usage[] =
     "usage: ingot-worker --run-dir DIR --models DIR [--index N] [--threads N] [--isa ISA]\n"
@@ -30,51 +27,10 @@ struct worker {
     bool stopping;
 };
 
-static bool number(const char *text, unsigned long max, uint32_t *ret)
+static bool take_isa(const struct cm_arg *arg, const char *text)
 {
-    char *end;
-    unsigned long value = strtoul(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || value > max)
-        return false;
-    *ret = (uint32_t)value;
-    return true;
-}
-
-/* False: usage was printed, exit with *ret_status. */
-static bool parse(int argc, char **argv, struct wk_server_options *options, int *ret_status)
-{
-    static const struct option longs[] = {{"run-dir", required_argument, NULL, 'r'},
-                                          {"models", required_argument, NULL, 'm'},
-                                          {"index", required_argument, NULL, 'i'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"isa", required_argument, NULL, 's'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
-    bool good = true;
-    int c;
-    *ret_status = CM_EXIT_USAGE;
-    while (good && (c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
-        if (c == 'r')
-            options->run_dir = optarg;
-        else if (c == 'm')
-            options->models = optarg;
-        else if (c == 'i')
-            good = number(optarg, 4095, &options->index);
-        else if (c == 't')
-            good = number(optarg, 256, &options->engine.threads);
-        else if (c == 's')
-            good = options->engine.isa_given = wk_isa_from_name(optarg, &options->engine.isa);
-        else if (c == 'h') {
-            fputs(usage, stdout);
-            *ret_status = CM_EXIT_OK;
-            return false;
-        } else
-            good = false;
-    }
-    if (good && optind == argc && options->run_dir && options->models)
-        return true;
-    fputs(usage, stderr);
-    return false;
+    struct wk_engine_options *engine = arg->target;
+    return engine->isa_given = wk_isa_from_name(text, &engine->isa);
 }
 
 static void on_ready(void *ctx)
@@ -107,9 +63,17 @@ int main(int argc, char **argv)
     struct worker worker = {.status = CM_EXIT_OK};
     struct wk_server_options options = {
         .loop = &loop, .on_ready = on_ready, .on_lost = on_lost, .ctx = &worker};
+    const struct cm_arg args[] = {
+        {"run-dir", cm_arg_text, &options.run_dir, .required = true},
+        {"models", cm_arg_text, &options.models, .required = true},
+        {"index", cm_arg_number, &options.index, .maximum = 4095},
+        {"threads", cm_arg_number, &options.engine.threads, .maximum = 256},
+        {"isa", take_isa, .target = &options.engine},
+        {0},
+    };
     struct cm_error err = {0};
-    int status;
-    if (!parse(argc, argv, &options, &status))
+    enum cm_exit status;
+    if (!cm_args_parse(argc, argv, usage, args, &status))
         return status;
     cm_proc_early(CM_ROLE_WORKER, options.index);
     struct cm_proc_options proc = {&loop, CM_ROLE_WORKER, options.index, on_stop, &worker};

@@ -1,11 +1,10 @@
 /* ingot-memmgr: arguments, start, loop, exit code. Main thread. */
 #include "memmgr/server_priv.h"
 
+#include "common/args.h"
 #include "common/proc.h"
 
 #include <errno.h>
-#include <getopt.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +21,7 @@ static const char usage[] =
     "\n"
     "Exit codes: 0 stopped on SIGTERM, 1 failed (the log says why), 2 bad arguments.\n";
 
-static bool parse_bytes(const char *text, uint64_t *ret_bytes)
+static bool take_bytes(const struct cm_arg *arg, const char *text)
 {
     char *end;
     errno = 0;
@@ -33,43 +32,8 @@ static bool parse_bytes(const char *text, uint64_t *ret_bytes)
     if (errno != 0 || end == text || text[0] == '-' || (unit ? end[1] : *end) != 0 ||
         value > UINT64_MAX >> shift || value == 0)
         return false;
-    *ret_bytes = (uint64_t)value << shift;
+    *(uint64_t *)arg->target = (uint64_t)value << shift;
     return true;
-}
-
-/* CM_EXIT_OK to go on; ret_done after --help. */
-static enum cm_exit parse(int argc, char **argv, struct mm_server_options *options, bool *ret_done)
-{
-    static const struct option names[] = {{"run-dir", required_argument, NULL, 'r'},
-                                          {"memory-budget", required_argument, NULL, 'b'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
-    int option;
-    while ((option = getopt_long(argc, argv, "h", names, NULL)) != -1) {
-        switch (option) {
-        case 'r':
-            options->run_dir = optarg;
-            break;
-        case 'b':
-            if (!parse_bytes(optarg, &options->budget)) {
-                fprintf(stderr, "ingot-memmgr: --memory-budget %s is not a size\n", optarg);
-                return CM_EXIT_USAGE;
-            }
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            *ret_done = true;
-            return CM_EXIT_OK;
-        default:
-            fputs(usage, stderr);
-            return CM_EXIT_USAGE;
-        }
-    }
-    if (optind < argc || !options->run_dir) {
-        fputs(usage, stderr);
-        return CM_EXIT_USAGE;
-    }
-    return CM_EXIT_OK;
 }
 
 struct program {
@@ -91,9 +55,13 @@ int main(int argc, char **argv)
     struct program program = {0};
     struct mm_server_options options = {.loop = &loop};
     struct cm_error error;
-    bool done = false;
-    enum cm_exit exit_code = parse(argc, argv, &options, &done);
-    if (exit_code != CM_EXIT_OK || done)
+    const struct cm_arg args[] = {
+        {"run-dir", cm_arg_text, &options.run_dir, .required = true},
+        {"memory-budget", take_bytes, .target = &options.budget},
+        {0},
+    };
+    enum cm_exit exit_code = CM_EXIT_OK;
+    if (!cm_args_parse(argc, argv, usage, args, &exit_code))
         return exit_code;
     if (uv_loop_init(&loop) != 0)
         return CM_EXIT_FAILURE;

@@ -1,12 +1,8 @@
 /* ingot-scheduler: arguments, run, exit. Everything else is in server.c. */
+#include "common/args.h"
 #include "common/log.h"
 #include "common/proc.h"
 #include "scheduler/server.h"
-
-#include <getopt.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 static const char usage[] =
     "usage: ingot-scheduler --run-dir DIR --models DIR [--workers N]\n"
@@ -29,41 +25,6 @@ struct scheduler {
     int status;
     bool stopping;
 };
-
-/* False: usage was printed, exit with *ret_status. */
-static bool parse(int argc, char **argv, struct sd_server_options *options, int *ret_status)
-{
-    static const struct option longs[] = {{"run-dir", required_argument, NULL, 'r'},
-                                          {"models", required_argument, NULL, 'm'},
-                                          {"workers", required_argument, NULL, 'w'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
-    bool good = true;
-    int c;
-    *ret_status = CM_EXIT_USAGE;
-    while (good && (c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
-        if (c == 'r') {
-            options->run_dir = optarg;
-        } else if (c == 'm') {
-            options->models = optarg;
-        } else if (c == 'w') {
-            char *end;
-            unsigned long n = strtoul(optarg, &end, 10);
-            good = *optarg >= '0' && *optarg <= '9' && *end == '\0' && n >= 1 && n <= 64;
-            options->workers = (uint32_t)n;
-        } else if (c == 'h') {
-            fputs(usage, stdout);
-            *ret_status = CM_EXIT_OK;
-            return false;
-        } else {
-            good = false;
-        }
-    }
-    if (good && optind == argc && options->run_dir && options->models)
-        return true;
-    fputs(usage, stderr);
-    return false;
-}
 
 static void on_ready(void *ctx)
 {
@@ -96,9 +57,15 @@ int main(int argc, char **argv)
     struct scheduler scheduler = {.status = CM_EXIT_OK};
     struct sd_server_options options = {
         .loop = &loop, .on_ready = on_ready, .on_lost = on_lost, .ctx = &scheduler};
+    const struct cm_arg args[] = {
+        {"run-dir", cm_arg_text, &options.run_dir, .required = true},
+        {"models", cm_arg_text, &options.models, .required = true},
+        {"workers", cm_arg_number, &options.workers, .minimum = 1, .maximum = 64},
+        {0},
+    };
     struct cm_error err = {0};
-    int status;
-    if (!parse(argc, argv, &options, &status))
+    enum cm_exit status;
+    if (!cm_args_parse(argc, argv, usage, args, &status))
         return status;
     cm_proc_early(CM_ROLE_SCHEDULER, 0);
     struct cm_proc_options proc = {&loop, CM_ROLE_SCHEDULER, 0, on_stop, &scheduler};

@@ -1,4 +1,5 @@
 /* Errors, roles, shapes and frames: pure functions against tables. */
+#include "common/args.h"
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/err.h"
@@ -215,6 +216,63 @@ static void test_trace_ids_sort_by_time(void **state)
     assert_true(cm_trace_id(0, 0x1001, 0x100002) == (1ull << 20 | 2));
 }
 
+static bool take_colour(const struct cm_arg *arg, const char *text)
+{
+    *(bool *)arg->target = strcmp(text, "red") == 0;
+    return *(bool *)arg->target;
+}
+
+/* Parses up to five words; the exit code, or -1 to go on. */
+static int parse_args(const struct cm_arg *args, const char *const words[5])
+{
+    char program[] = "args", copies[5][32], *argv[7] = {program};
+    enum cm_exit code = CM_EXIT_OK;
+    int argc = 1;
+    for (; argc < 6 && words[argc - 1]; argc++) {
+        snprintf(copies[argc - 1], sizeof copies[0], "%s", words[argc - 1]);
+        argv[argc] = copies[argc - 1];
+    }
+    return cm_args_parse(argc, argv, "usage\n", args, &code) ? -1 : (int)code;
+}
+
+static void test_args_are_taken_or_refused(void **state)
+{
+    const char *name = NULL;
+    uint32_t number = 7;
+    bool red = false;
+    const struct cm_arg args[] = {
+        {"name", cm_arg_text, .target = &name, .required = true},
+        {"number", cm_arg_number, &number, .minimum = 1, .maximum = 64},
+        {"colour", take_colour, .target = &red},
+        {0},
+    };
+    static const struct {
+        const char *words[5];
+        int expected;
+    } cases[] = {
+        {{"--name", "x"}, -1},
+        {{"--name=x", "--number", "64"}, -1},
+        {{"--name", "x", "--colour", "red"}, -1},
+        {{NULL}, CM_EXIT_USAGE},
+        {{"--number", "64"}, CM_EXIT_USAGE},
+        {{"--name"}, CM_EXIT_USAGE},
+        {{"--name", "x", "more"}, CM_EXIT_USAGE},
+        {{"--name", "x", "--other", "1"}, CM_EXIT_USAGE},
+        {{"--name", "x", "--number", "0"}, CM_EXIT_USAGE},
+        {{"--name", "x", "--number", "65"}, CM_EXIT_USAGE},
+        {{"--name", "x", "--number", "+1"}, CM_EXIT_USAGE},
+        {{"--name", "x", "--number", "1x"}, CM_EXIT_USAGE},
+        {{"--name=x", "--number", "99999999999999999999"}, CM_EXIT_USAGE},
+        {{"--name", "x", "--colour", "blue"}, CM_EXIT_USAGE},
+        {{"--help"}, CM_EXIT_OK},
+        {{"--name", "x", "--help", "--number", "0"}, CM_EXIT_OK},
+    };
+    (void)state;
+    for (size_t i = 0; i < CM_COUNT_OF(cases); i++)
+        assert_int_equal(parse_args(args, cases[i].words), cases[i].expected);
+    assert_int_equal(number, 64);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_frame_every_flipped_bit_is_refused),
         cmocka_unit_test(test_version_names_both),
         cmocka_unit_test(test_trace_ids_sort_by_time),
+        cmocka_unit_test(test_args_are_taken_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
