@@ -1,20 +1,16 @@
 /* `ingot down`. Main thread. */
-#include "deploy/ingot/cluster.h"
-#include "deploy/ingot/command.h"
+#include "deploy/ingot/on_cluster.h"
 #include "deploy/ingot/rundir.h"
 #include "deploy/ingot/supervisor.h"
 
-#include <getopt.h>
-
-enum { OPT_RUN_DIR = 1 };
-
 static const struct ig_option options[] = {
-    IG_OPTION_RUN_DIR(OPT_RUN_DIR),
+    IG_OPTION_RUN_DIR(IG_ON_CLUSTER_RUN_DIR),
     {0},
 };
 
-static int stop(const struct ig_command *command, const char *run_dir)
+static int stop(const struct ig_command *command, const char *run_dir, bool json)
 {
+    (void)json;
     struct cm_error err = {0};
     struct ig_control control;
     json_t *answer = NULL;
@@ -41,19 +37,7 @@ static int stop(const struct ig_command *command, const char *run_dir)
 
 static int run_down(const struct ig_command *command, int argc, char **argv)
 {
-    const char *value = NULL, *given = NULL;
-    char run_dir[PATH_MAX];
-    struct cm_error err = {0};
-    int id;
-    while ((id = ig_next_option(command, argc, argv, &value)) > 0)
-        given = value;
-    if (id != IG_OPTIONS_END)
-        return ig_options_exit(id);
-    if (optind < argc)
-        return ig_usage(command, "unexpected argument '%s'", argv[optind]);
-    if (ig_run_dir_resolve(given, &err, run_dir) != CM_OK)
-        return ig_usage(command, "%s", err.text);
-    return stop(command, run_dir);
+    return ig_on_cluster(command, argc, argv, stop);
 }
 
 const struct ig_command ig_command_down = {

@@ -67,19 +67,9 @@ struct request {
     bool plaintext, json;
 };
 
-static bool parse_number(const struct ig_command *command, const char *option, const char *value,
-                         uint64_t maximum, uint64_t *ret_number)
+static bool parse_option(const struct ig_command *command, int id, const char *value, void *target)
 {
-    if (ig_parse_number(value, 1, maximum, ret_number))
-        return true;
-    ig_usage(command, "--%s '%s' is not a number from 1 to %llu", option, value,
-             (unsigned long long)maximum);
-    return false;
-}
-
-static bool parse_option(const struct ig_command *command, int id, const char *value,
-                         struct request *request)
-{
+    struct request *request = target;
     switch (id) {
     case OPT_INPUT:
         return ig_add_binding(command, "input", value, request->inputs, MAX_FILES,
@@ -88,9 +78,9 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
         return ig_add_binding(command, "output", value, request->outputs, MAX_FILES,
                               &request->n_outputs);
     case OPT_COUNT:
-        return parse_number(command, "count", value, COUNT_MAX, &request->count);
+        return ig_take_number(command, "count", value, COUNT_MAX, &request->count);
     case OPT_DEADLINE:
-        return parse_number(command, "deadline", value, 86400000, &request->deadline_ms);
+        return ig_take_number(command, "deadline", value, 86400000, &request->deadline_ms);
     case OPT_VERSION:
         request->version = value;
         return true;
@@ -355,20 +345,11 @@ static json_t *stats_json(const Ingot__V1__InferStats *stats)
 static enum cm_err place_output(const struct request *request, const struct ig_tensor *tensor,
                                 json_t *list, struct cm_error *err)
 {
-    for (unsigned i = 0; i < request->n_outputs; i++) {
-        if (strcmp(request->outputs[i].name, tensor->name) != 0)
-            continue;
-        enum cm_err code = ig_tensor_write(request->outputs[i].file, tensor, err);
-        if (code != CM_OK || list)
-            break;
-        printf("%s written to %s\n", tensor->name, request->outputs[i].file);
-        return CM_OK;
-    }
-    if (list)
-        json_array_append_new(list, ig_tensor_json(tensor));
-    else if (err->code == CM_OK)
-        ig_show_tensor(stdout, tensor);
-    return err->code;
+    const char *file = ig_binding_file(request->outputs, request->n_outputs, tensor->name);
+    enum cm_err code = file ? ig_tensor_write(file, tensor, err) : CM_OK;
+    if (code == CM_OK)
+        ig_show_output(tensor, file, list);
+    return code;
 }
 
 static int show_reply(const struct ig_command *command, const struct request *request,
@@ -468,17 +449,11 @@ static int infer(const struct ig_command *command, const struct request *request
 static int run_infer(const struct ig_command *command, int argc, char **argv)
 {
     struct request request = {.count = 1, .deadline_ms = DEADLINE_MS};
-    const char *value = NULL;
-    int id;
-    while ((id = ig_next_option(command, argc, argv, &value)) > 0)
-        if (!parse_option(command, id, value, &request))
-            return IG_EXIT_USAGE;
-    if (id != IG_OPTIONS_END)
-        return ig_options_exit(id);
+    int code;
+    if (!ig_take_options(command, argc, argv, parse_option, &request, 1, &code))
+        return code;
     if (optind >= argc)
         return ig_usage(command, "which model? 'ingot models' lists them");
-    if (optind + 1 < argc)
-        return ig_usage(command, "unexpected argument '%s'", argv[optind + 1]);
     if (request.plaintext && !request.address)
         return ig_usage(command, "--plaintext goes with --address; a run directory says itself "
                                  "whether its cluster uses TLS");

@@ -1,21 +1,10 @@
 /* `ingot models`: what the scheduler knows about the models. Main thread. */
 #include "common/tensor.h"
-#include "deploy/ingot/cluster.h"
-#include "deploy/ingot/command.h"
-#include "deploy/ingot/rundir.h"
+#include "deploy/ingot/on_cluster.h"
 
-#include <getopt.h>
 #include <string.h>
 
 #define BOUND_MS 5000
-
-enum { OPT_RUN_DIR = 1, OPT_JSON };
-
-static const struct ig_option options[] = {
-    IG_OPTION_RUN_DIR(OPT_RUN_DIR),
-    {OPT_JSON, "json", NULL, "Print one JSON object instead of text."},
-    {0},
-};
 
 static void print_tensors(const char *what, Ingot__Ipc__TensorInfo *const *tensors, size_t count)
 {
@@ -65,21 +54,17 @@ static void print_json(const Ingot__Ipc__ModelTable *table)
     json_decref(root);
 }
 
+static enum cm_err ask(const char *run_dir, struct cm_error *err, Ingot__Ipc__Envelope **ret_answer)
+{
+    return ig_cluster_models(run_dir, BOUND_MS, err, ret_answer);
+}
+
 static int show(const struct ig_command *command, const char *run_dir, bool json)
 {
-    struct cm_error err = {0};
-    json_t *status = NULL;
     Ingot__Ipc__Envelope *answer = NULL;
-    /* First, for its plain answer when there is no cluster at all. */
-    enum cm_err code = ig_cluster_status(run_dir, &err, &status);
-    json_decref(status);
-    if (code == CM_OK)
-        code = ig_cluster_models(run_dir, BOUND_MS, &err, &answer);
-    if (code != CM_OK)
-        return ig_complain(command,
-                           code == CM_NOT_FOUND || code == CM_DEADLINE ? IG_EXIT_NO_CLUSTER
-                                                                       : IG_EXIT_FAILURE,
-                           "%s", err.text);
+    int code = ig_on_cluster_ask(command, run_dir, ask, &answer);
+    if (code != IG_EXIT_OK)
+        return code;
     const Ingot__Ipc__ModelTable *table = answer->model_table;
     if (json)
         print_json(table);
@@ -93,24 +78,7 @@ static int show(const struct ig_command *command, const char *run_dir, bool json
 
 static int run_models(const struct ig_command *command, int argc, char **argv)
 {
-    const char *value = NULL, *given = NULL;
-    char run_dir[PATH_MAX];
-    struct cm_error err = {0};
-    bool json = false;
-    int id;
-    while ((id = ig_next_option(command, argc, argv, &value)) > 0) {
-        if (id == OPT_RUN_DIR)
-            given = value;
-        else
-            json = true;
-    }
-    if (id != IG_OPTIONS_END)
-        return ig_options_exit(id);
-    if (optind < argc)
-        return ig_usage(command, "unexpected argument '%s'", argv[optind]);
-    if (ig_run_dir_resolve(given, &err, run_dir) != CM_OK)
-        return ig_usage(command, "%s", err.text);
-    return show(command, run_dir, json);
+    return ig_on_cluster(command, argc, argv, show);
 }
 
 const struct ig_command ig_command_models = {
@@ -120,7 +88,7 @@ const struct ig_command ig_command_models = {
     .description = "Lists every version of every model with its state, the workers that have it "
                    "ready, its largest batch, the bytes of its weights, what it has served, and "
                    "its inputs and outputs. A dimension of -1 is free.",
-    .options = options,
+    .options = ig_on_cluster_options,
     .files = "RUN-DIR/bus\tThe control bus, over which the scheduler is asked.",
     .exit_codes =
         IG_EXIT_BIT(OK) | IG_EXIT_BIT(FAILURE) | IG_EXIT_BIT(USAGE) | IG_EXIT_BIT(NO_CLUSTER),

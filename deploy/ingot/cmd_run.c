@@ -71,16 +71,6 @@ struct request {
     bool ops, passes, explain, json;
 };
 
-static bool parse_number(const struct ig_command *command, const char *option, const char *value,
-                         uint64_t maximum, uint64_t *ret_number)
-{
-    if (ig_parse_number(value, 1, maximum, ret_number))
-        return true;
-    ig_usage(command, "--%s '%s' is not a number from 1 to %llu", option, value,
-             (unsigned long long)maximum);
-    return false;
-}
-
 static bool parse_tolerance(const struct ig_command *command, const char *option, const char *value,
                             double *ret_number)
 {
@@ -116,9 +106,9 @@ static bool parse_pass(const struct ig_command *command, const char *value, uint
     return false;
 }
 
-static bool parse_option(const struct ig_command *command, int id, const char *value,
-                         struct request *request)
+static bool parse_option(const struct ig_command *command, int id, const char *value, void *target)
 {
+    struct request *request = target;
     uint64_t number;
     switch (id) {
     case OPT_INPUT:
@@ -128,7 +118,7 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
         return ig_add_binding(command, "output", value, request->outputs, WK_MAX_IO,
                               &request->n_outputs);
     case OPT_THREADS:
-        if (!parse_number(command, "threads", value, THREADS_MAX, &number))
+        if (!ig_take_number(command, "threads", value, THREADS_MAX, &number))
             return false;
         request->engine.threads = (unsigned)number;
         return true;
@@ -138,7 +128,7 @@ static bool parse_option(const struct ig_command *command, int id, const char *v
             ig_usage(command, "--isa '%s' is not scalar, avx2 or avx512", value);
         return request->engine.isa_given;
     case OPT_REPEAT:
-        return parse_number(command, "repeat", value, REPEAT_MAX, &request->repeat);
+        return ig_take_number(command, "repeat", value, REPEAT_MAX, &request->repeat);
     case OPT_TEST_DIR:
         request->test_dir = value;
         return true;
@@ -274,29 +264,16 @@ static int check_outputs(const struct ig_command *command, const struct request 
     return IG_EXIT_OK;
 }
 
-static const char *file_of(const struct request *request, const char *name)
-{
-    for (unsigned i = 0; i < request->n_outputs; i++)
-        if (strcmp(request->outputs[i].name, name) == 0)
-            return request->outputs[i].file;
-    return NULL;
-}
-
 /* Writes outputs to their files, prints the others. An exit code. */
 static int place_outputs(const struct ig_command *command, const struct request *request,
                          const struct ig_tensor *outputs, unsigned count, json_t *list)
 {
     struct cm_error err = {0};
     for (unsigned i = 0; i < count; i++) {
-        const char *file = file_of(request, outputs[i].name);
+        const char *file = ig_binding_file(request->outputs, request->n_outputs, outputs[i].name);
         if (file && ig_tensor_write(file, &outputs[i], &err) != CM_OK)
             return ig_complain(command, IG_EXIT_FAILURE, "%s", err.text);
-        if (list)
-            json_array_append_new(list, ig_tensor_json(&outputs[i]));
-        else if (file)
-            printf("%s written to %s\n", outputs[i].name, file);
-        else
-            ig_show_tensor(stdout, &outputs[i]);
+        ig_show_output(&outputs[i], file, list);
     }
     return IG_EXIT_OK;
 }
@@ -378,13 +355,9 @@ static int run_run(const struct ig_command *command, int argc, char **argv)
 {
     struct request request = {.repeat = 1,
                               .tolerance = {IG_TOLERANCE_RELATIVE, IG_TOLERANCE_ABSOLUTE}};
-    const char *value = NULL;
-    int id;
-    while ((id = ig_next_option(command, argc, argv, &value)) > 0)
-        if (!parse_option(command, id, value, &request))
-            return IG_EXIT_USAGE;
-    if (id != IG_OPTIONS_END)
-        return ig_options_exit(id);
+    int code;
+    if (!ig_take_options(command, argc, argv, parse_option, &request, 1, &code))
+        return code;
     if (request.ops) {
         fputs(wk_engine_ops_text(), stdout);
         return IG_EXIT_OK;
@@ -393,10 +366,9 @@ static int run_run(const struct ig_command *command, int argc, char **argv)
         print_passes(stdout);
         return IG_EXIT_OK;
     }
-    bool wanted = !request.test_dir;
-    if (optind + wanted < argc)
-        return ig_usage(command, "unexpected argument '%s'", argv[optind + wanted]);
     if (request.test_dir) {
+        if (optind < argc)
+            return ig_usage(command, "unexpected argument '%s'", argv[optind]);
         if (request.n_inputs || request.n_outputs)
             return ig_usage(command, "--test-dir has its own inputs and outputs");
         if (request.explain)

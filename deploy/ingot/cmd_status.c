@@ -1,21 +1,10 @@
 /* `ingot status`: the supervisor's view of the processes and the scheduler's of the models. Main
  * thread. */
-#include "deploy/ingot/cluster.h"
-#include "deploy/ingot/command.h"
-#include "deploy/ingot/rundir.h"
+#include "deploy/ingot/on_cluster.h"
 
-#include <getopt.h>
 #include <string.h>
 
 #define MODELS_BOUND_MS 2000 /* a scheduler that is starting again answers within this */
-
-enum { OPT_RUN_DIR = 1, OPT_JSON };
-
-static const struct ig_option options[] = {
-    IG_OPTION_RUN_DIR(OPT_RUN_DIR),
-    {OPT_JSON, "json", NULL, "Print one JSON object instead of text."},
-    {0},
-};
 
 static const char *text_of(const json_t *object, const char *key)
 {
@@ -130,24 +119,7 @@ static int show(const struct ig_command *command, const char *run_dir, bool json
 
 static int run_status(const struct ig_command *command, int argc, char **argv)
 {
-    const char *value = NULL, *given = NULL;
-    char run_dir[PATH_MAX];
-    struct cm_error err = {0};
-    bool json = false;
-    int id;
-    while ((id = ig_next_option(command, argc, argv, &value)) > 0) {
-        if (id == OPT_RUN_DIR)
-            given = value;
-        else
-            json = true;
-    }
-    if (id != IG_OPTIONS_END)
-        return ig_options_exit(id);
-    if (optind < argc)
-        return ig_usage(command, "unexpected argument '%s'", argv[optind]);
-    if (ig_run_dir_resolve(given, &err, run_dir) != CM_OK)
-        return ig_usage(command, "%s", err.text);
-    return show(command, run_dir, json);
+    return ig_on_cluster(command, argc, argv, show);
 }
 
 const struct ig_command ig_command_status = {
@@ -163,7 +135,7 @@ const struct ig_command ig_command_status = {
         "With --json: an object with state, ready, version, pid, since, run_dir, models_dir, "
         "addresses {grpc, http, tls, ca}, processes [{role, index, pid, state, since, restarts, "
         "last_exit}] and models (null if the scheduler does not answer).",
-    .options = options,
+    .options = ig_on_cluster_options,
     .files = "RUN-DIR/supervisor.sock\tWhere the supervisor is asked.",
     .exit_codes = IG_EXIT_BIT(OK) | IG_EXIT_BIT(FAILURE) | IG_EXIT_BIT(USAGE) |
                   IG_EXIT_BIT(NO_CLUSTER) | IG_EXIT_BIT(NOT_READY),

@@ -76,17 +76,15 @@ static bool parse_count(const struct ig_command *command, const char *option, co
                         unsigned maximum, unsigned *ret_count)
 {
     uint64_t number;
-    if (!ig_parse_number(text, 1, maximum, &number)) {
-        ig_usage(command, "--%s '%s' is not a number from 1 to %u", option, text, maximum);
+    if (!ig_take_number(command, option, text, maximum, &number))
         return false;
-    }
     *ret_count = (unsigned)number;
     return true;
 }
 
-static bool parse_option(const struct ig_command *command, int id, const char *value,
-                         struct request *request)
+static bool parse_option(const struct ig_command *command, int id, const char *value, void *target)
 {
+    struct request *request = target;
     struct ig_supervisor_options *to = &request->supervisor;
     unsigned report;
     switch (id) {
@@ -340,16 +338,10 @@ static int run_up(const struct ig_command *command, int argc, char **argv)
                        .timeout_s = IG_TIMEOUT_S,
                        .report = -1},
     };
-    const char *value = NULL;
-    int id;
-    while ((id = ig_next_option(command, argc, argv, &value)) > 0)
-        if (!parse_option(command, id, value, &request))
-            return IG_EXIT_USAGE;
-    if (id != IG_OPTIONS_END)
-        return ig_options_exit(id);
-    if (optind < argc)
-        return ig_usage(command, "unexpected argument '%s'", argv[optind]);
-    int code = check_request(command, &request);
+    int code;
+    if (!ig_take_options(command, argc, argv, parse_option, &request, 0, &code))
+        return code;
+    code = check_request(command, &request);
     if (code == 0)
         code = resolve(command, &request);
     if (code != 0)

@@ -12,6 +12,8 @@
 #define WIDTH       80
 #define HELP_ID     1000 /* above every command's own ids */
 #define OPTION_TEXT 12   /* column of an option's text */
+#define NEXT_HELP   (-1)
+#define NEXT_BAD    (-2)
 
 static unsigned count_options(const struct ig_command *command)
 {
@@ -22,7 +24,9 @@ static unsigned count_options(const struct ig_command *command)
     return n;
 }
 
-int ig_next_option(const struct ig_command *command, int argc, char **argv, const char **ret_value)
+/* The next option's id, with its argument in optarg; 0 at the end. Negative: help or a complaint
+ * was printed. */
+static int next_option(const struct ig_command *command, int argc, char **argv)
 {
     struct option table[IG_MAX_OPTIONS + 2] = {0};
     unsigned n = count_options(command);
@@ -37,26 +41,40 @@ int ig_next_option(const struct ig_command *command, int argc, char **argv, cons
     int id = getopt_long(argc, argv, ":h", table, NULL);
     switch (id) {
     case -1:
-        return IG_OPTIONS_END;
+        return 0;
     case 'h':
     case HELP_ID:
         ig_print_manual(command, stdout);
-        return IG_OPTIONS_HELP;
+        return NEXT_HELP;
     case ':':
         ig_usage(command, "option %s needs a value", argv[optind - 1]);
-        return IG_OPTIONS_BAD;
+        return NEXT_BAD;
     case '?':
         ig_usage(command, "option %s is unknown, ambiguous or takes no value", argv[optind - 1]);
-        return IG_OPTIONS_BAD;
+        return NEXT_BAD;
     default:
-        *ret_value = optarg;
         return id;
     }
 }
 
-int ig_options_exit(int answer)
+bool ig_take_options(const struct ig_command *command, int argc, char **argv,
+                     bool (*take)(const struct ig_command *command, int id, const char *value,
+                                  void *target),
+                     void *target, int max_operands, int *ret_exit)
 {
-    return answer == IG_OPTIONS_HELP ? IG_EXIT_OK : IG_EXIT_USAGE;
+    int id;
+    *ret_exit = IG_EXIT_USAGE;
+    while ((id = next_option(command, argc, argv)) > 0)
+        if (!take(command, id, optarg, target))
+            return false;
+    if (id == NEXT_HELP)
+        *ret_exit = IG_EXIT_OK;
+    if (id < 0)
+        return false;
+    if (argc - optind <= max_operands)
+        return true;
+    ig_usage(command, "unexpected argument '%s'", argv[optind + max_operands]);
+    return false;
 }
 
 int ig_usage(const struct ig_command *command, const char *format, ...)
@@ -185,6 +203,16 @@ bool ig_parse_number(const char *text, uint64_t minimum, uint64_t maximum, uint6
     return true;
 }
 
+bool ig_take_number(const struct ig_command *command, const char *option, const char *value,
+                    uint64_t maximum, uint64_t *ret_number)
+{
+    if (ig_parse_number(value, 1, maximum, ret_number))
+        return true;
+    ig_usage(command, "--%s '%s' is not a number from 1 to %llu", option, value,
+             (unsigned long long)maximum);
+    return false;
+}
+
 enum cm_err ig_parse_binding(const char *text, struct cm_error *err, struct ig_binding *ret_binding)
 {
     const char *equals = strchr(text, '=');
@@ -221,4 +249,12 @@ bool ig_add_binding(const struct ig_command *command, const char *option, const 
     }
     (*count)++;
     return true;
+}
+
+const char *ig_binding_file(const struct ig_binding *list, unsigned count, const char *name)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(list[i].name, name) == 0)
+            return list[i].file;
+    return NULL;
 }

@@ -16,7 +16,7 @@
 
 /* One option. A list of them ends with a NULL name. help NULL: not in the manual page. */
 struct ig_option {
-    int id; /* what ig_next_option returns; > 0, unique in the list */
+    int id; /* what take is called with; > 0, unique in the list */
     const char *name;
     const char *argument; /* its name in the manual page; NULL if the option takes none */
     const char *help;     /* plain sentences; wrapped when printed */
@@ -34,17 +34,12 @@ struct ig_command {
     int (*run)(const struct ig_command *command, int argc, char **argv);
 };
 
-/* ig_next_option's other answers. */
-#define IG_OPTIONS_END  -1 /* what is left starts at argv[optind] */
-#define IG_OPTIONS_HELP -2 /* the manual page was printed: return IG_EXIT_OK */
-#define IG_OPTIONS_BAD  -3 /* the complaint was printed: return IG_EXIT_USAGE */
-
-/* The next option's id, with its argument in *ret_value (NULL if it takes none). argv[0] is the
- * command's name. */
-int ig_next_option(const struct ig_command *command, int argc, char **argv, const char **ret_value);
-
-/* IG_EXIT_OK, or IG_EXIT_USAGE with a complaint, for the two negative answers above. */
-int ig_options_exit(int answer);
+/* Hands every option to take, which complains and returns false if it is not acceptable; then
+ * argv[optind] is the first of at most max_operands others. False: exit with *ret_exit. */
+bool ig_take_options(const struct ig_command *command, int argc, char **argv,
+                     bool (*take)(const struct ig_command *command, int id, const char *value,
+                                  void *target),
+                     void *target, int max_operands, int *ret_exit);
 
 /* Prints "ingot NAME: sentence" and where to read more; returns IG_EXIT_USAGE. */
 int ig_usage(const struct ig_command *command, const char *format, ...)
@@ -68,6 +63,10 @@ void ig_print_manual(const struct ig_command *command, FILE *out);
 /* Decimal, no sign, within [minimum, maximum]; false otherwise. */
 bool ig_parse_number(const char *text, uint64_t minimum, uint64_t maximum, uint64_t *ret_number);
 
+/* The value of --option, from 1 to maximum; false with a complaint. */
+bool ig_take_number(const struct ig_command *command, const char *option, const char *value,
+                    uint64_t maximum, uint64_t *ret_number);
+
 /* One NAME=FILE argument, split in place into two strings that live as long as text. */
 struct ig_binding {
     char name[256];
@@ -80,6 +79,9 @@ CM_MUST_CHECK enum cm_err ig_parse_binding(const char *text, struct cm_error *er
  * a name that the list has. */
 bool ig_add_binding(const struct ig_command *command, const char *option, const char *value,
                     struct ig_binding *list, unsigned max, unsigned *count);
+
+/* The file that list has for name; NULL if it has none. */
+const char *ig_binding_file(const struct ig_binding *list, unsigned count, const char *name);
 
 extern const struct ig_command ig_command_up, ig_command_down, ig_command_status, ig_command_infer,
     ig_command_run, ig_command_models, ig_command_mem;

@@ -113,6 +113,16 @@ static int compare_times(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+void ig_show_output(const struct ig_tensor *tensor, const char *file, json_t *list)
+{
+    if (list)
+        json_array_append_new(list, ig_tensor_json(tensor));
+    else if (file)
+        printf("%s written to %s\n", tensor->name, file);
+    else
+        ig_show_tensor(stdout, tensor);
+}
+
 struct ig_latency ig_latency_of(uint64_t *times_ns, size_t count)
 {
     CM_ASSERT(count > 0);

@@ -19,6 +19,10 @@ void ig_show_tensor(FILE *out, const struct ig_tensor *tensor);
  * tensor is two-dimensional and float. JSON has no NaN or infinity: they are strings. */
 json_t *ig_tensor_json(const struct ig_tensor *tensor);
 
+/* An output as commands show it: appended to list (--json), or printed; only its file's name if it
+ * was written to one. file and list may be NULL. */
+void ig_show_output(const struct ig_tensor *tensor, const char *file, json_t *list);
+
 /* Index of row's largest element; the first of equals; 0 if nothing is comparable. */
 size_t ig_tensor_argmax(const struct ig_tensor *tensor, size_t row);
 
