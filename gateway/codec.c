@@ -109,12 +109,26 @@ static enum cm_err skip(struct walk *walk, struct gw_wire *wire, enum gw_wire_ty
     return gw_wire_skip(wire, type) == CM_OK ? CM_OK : broken(walk, "");
 }
 
-/* gw_wire_next for loops: CM_AGAIN ends the message, anything broken is the client's mistake. */
-static enum cm_err next_field(struct walk *walk, struct gw_wire *wire, uint32_t *ret_field,
-                              enum gw_wire_type *ret_type)
+/* Takes one field of a message, or skips it. */
+typedef enum cm_err take_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                               enum gw_wire_type type, void *target);
+
+/* Every field of a message in turn; anything broken is the client's mistake. */
+static enum cm_err walk_fields(struct walk *walk, struct gw_wire message, take_field *take,
+                               void *target)
 {
-    enum cm_err code = gw_wire_next(wire, ret_field, ret_type);
-    return code == CM_CORRUPT ? broken(walk, "") : code;
+    for (;;) {
+        uint32_t field;
+        enum gw_wire_type type;
+        enum cm_err code = gw_wire_next(&message, &field, &type);
+        if (code == CM_AGAIN)
+            return CM_OK;
+        code = code == CM_CORRUPT ? broken(walk, "") : code;
+        if (code == CM_OK)
+            code = take(walk, &message, field, type, target);
+        if (code != CM_OK)
+            return code;
+    }
 }
 
 static enum cm_err new_input(struct walk *walk, struct gw_input **ret)
@@ -140,40 +154,74 @@ static enum cm_err new_output(struct walk *walk, struct gw_text **ret)
     return CM_OK;
 }
 
-static enum cm_err parse_tensor(struct walk *walk, struct gw_wire part)
+/* A sub-message of a repeated field, walked into target under the name "field[index]". */
+static enum cm_err descend(struct walk *walk, struct gw_wire part, const char *field,
+                           unsigned index, take_field *take, void *target)
 {
+    char path[24];
+    snprintf(path, sizeof path, "%s[%u]", field, index);
+    walk->path = path;
+    enum cm_err code = walk_fields(walk, part, take, target);
+    walk->path = "";
+    return code;
+}
+
+/* ---- ingot.v1 -------------------------------------------------------------------------------- */
+
+static enum cm_err take_tensor_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                     enum gw_wire_type type, void *target)
+{
+    struct gw_input *input = target;
+    switch (field) {
+    case 1:
+        return take_text(walk, wire, type, "name", &input->name);
+    case 2:
+        return take_text(walk, wire, type, "datatype", &input->datatype);
+    case 3:
+        return take_shape(walk, wire, type, &input->shape);
+    case 4:
+        return take_part(walk, wire, type, "data", &input->data);
+    default:
+        return skip(walk, wire, type);
+    }
+}
+
+static enum cm_err take_tensor(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
+{
+    struct gw_wire part;
     struct gw_input *input = NULL;
-    enum cm_err code = new_input(walk, &input);
+    unsigned index = walk->request->n_inputs;
+    enum cm_err code = take_part(walk, wire, type, "inputs", &part);
+    if (code == CM_OK)
+        code = new_input(walk, &input);
+    if (code != CM_OK)
+        return code;
     /* Without a data field the tensor has no bytes: what proto3 means by absent. */
-    if (input) {
-        input->contents = GW_CONTENTS_RAW;
-        input->data = part;
-        input->data.left = 0;
+    input->contents = GW_CONTENTS_RAW;
+    input->data = part;
+    input->data.left = 0;
+    return descend(walk, part, "inputs", index, take_tensor_field, input);
+}
+
+static enum cm_err take_ingot_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                    enum gw_wire_type type, void *target)
+{
+    struct gw_request *request = target;
+    struct gw_text *output = NULL;
+    enum cm_err code;
+    switch (field) {
+    case 1:
+        return take_text(walk, wire, type, "model", &request->model);
+    case 2:
+        return take_text(walk, wire, type, "version", &request->version);
+    case 3:
+        return take_tensor(walk, wire, type);
+    case 4:
+        code = new_output(walk, &output);
+        return code == CM_OK ? take_text(walk, wire, type, "outputs", output) : code;
+    default:
+        return skip(walk, wire, type);
     }
-    while (code == CM_OK) {
-        uint32_t field;
-        enum gw_wire_type type;
-        code = next_field(walk, &part, &field, &type);
-        if (code != CM_OK)
-            break;
-        switch (field) {
-        case 1:
-            code = take_text(walk, &part, type, "name", &input->name);
-            break;
-        case 2:
-            code = take_text(walk, &part, type, "datatype", &input->datatype);
-            break;
-        case 3:
-            code = take_shape(walk, &part, type, &input->shape);
-            break;
-        case 4:
-            code = take_part(walk, &part, type, "data", &input->data);
-            break;
-        default:
-            code = skip(walk, &part, type);
-        }
-    }
-    return code == CM_AGAIN ? CM_OK : code;
 }
 
 enum cm_err gw_parse_ingot(struct gw_wire message, struct gw_request *ret_request,
@@ -181,43 +229,10 @@ enum cm_err gw_parse_ingot(struct gw_wire message, struct gw_request *ret_reques
 {
     struct walk walk = {ret_request, err, ""};
     request_init(ret_request);
-    enum cm_err code = CM_OK;
-    while (code == CM_OK) {
-        uint32_t field;
-        enum gw_wire_type type;
-        struct gw_wire part;
-        struct gw_text *output = NULL;
-        char path[24];
-        code = next_field(&walk, &message, &field, &type);
-        if (code != CM_OK)
-            break;
-        switch (field) {
-        case 1:
-            code = take_text(&walk, &message, type, "model", &ret_request->model);
-            break;
-        case 2:
-            code = take_text(&walk, &message, type, "version", &ret_request->version);
-            break;
-        case 3:
-            code = take_part(&walk, &message, type, "inputs", &part);
-            if (code != CM_OK)
-                break;
-            snprintf(path, sizeof path, "inputs[%u]", ret_request->n_inputs);
-            walk.path = path;
-            code = parse_tensor(&walk, part);
-            walk.path = "";
-            break;
-        case 4:
-            code = new_output(&walk, &output);
-            if (code == CM_OK)
-                code = take_text(&walk, &message, type, "outputs", output);
-            break;
-        default:
-            code = skip(&walk, &message, type);
-        }
-    }
-    return code == CM_AGAIN ? CM_OK : code;
+    return walk_fields(&walk, message, take_ingot_field, ret_request);
 }
+
+/* ---- the Open Inference Protocol ------------------------------------------------------------- */
 
 /* One value of an InferParameter, as far as the reserved names need it. */
 struct parameter {
@@ -226,58 +241,45 @@ struct parameter {
     struct gw_text text;
 };
 
-static enum cm_err parse_parameter(struct walk *walk, struct gw_wire part, struct parameter *ret)
+static enum cm_err take_value_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                    enum gw_wire_type type, void *target)
 {
-    *ret = (struct parameter){.text = {"", 0}};
-    for (;;) {
-        uint32_t field;
-        enum gw_wire_type type;
-        enum cm_err code = next_field(walk, &part, &field, &type);
-        if (code != CM_OK)
-            return code == CM_AGAIN ? CM_OK : code;
-        if (field == 3) {
-            code = take_text(walk, &part, type, "parameters", &ret->text);
-            ret->is_text = true;
-            ret->is_number = false;
-        } else if ((field == 1 || field == 2 || field == 5) && type == GW_WIRE_VARINT) {
-            code =
-                gw_wire_varint(&part, &ret->number) == CM_OK ? CM_OK : broken(walk, "parameters");
-            ret->is_number = true;
-            ret->is_text = false;
-            ret->negative = field == 2 && (int64_t)ret->number < 0;
-        } else {
-            code = skip(walk, &part, type);
-        }
-        if (code != CM_OK)
-            return code;
+    struct parameter *value = target;
+    if (field == 3) {
+        value->is_text = true;
+        value->is_number = false;
+        return take_text(walk, wire, type, "parameters", &value->text);
     }
+    if ((field != 1 && field != 2 && field != 5) || type != GW_WIRE_VARINT)
+        return skip(walk, wire, type);
+    if (gw_wire_varint(wire, &value->number) != CM_OK)
+        return broken(walk, "parameters");
+    value->is_number = true;
+    value->is_text = false;
+    value->negative = field == 2 && (int64_t)value->number < 0;
+    return CM_OK;
 }
 
 /* A map entry: key and value, in any order, each perhaps absent. */
-static enum cm_err parse_entry(struct walk *walk, struct gw_wire part, struct gw_text *ret_key,
-                               struct parameter *ret_value)
+struct entry {
+    struct gw_text key;
+    struct parameter value;
+};
+
+static enum cm_err take_entry_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                    enum gw_wire_type type, void *target)
 {
-    *ret_key = (struct gw_text){"", 0};
-    *ret_value = (struct parameter){.text = {"", 0}};
-    for (;;) {
-        uint32_t field;
-        enum gw_wire_type type;
-        struct gw_wire value;
-        enum cm_err code = next_field(walk, &part, &field, &type);
-        if (code != CM_OK)
-            return code == CM_AGAIN ? CM_OK : code;
-        if (field == 1) {
-            code = take_text(walk, &part, type, "parameters", ret_key);
-        } else if (field == 2) {
-            code = take_part(walk, &part, type, "parameters", &value);
-            if (code == CM_OK)
-                code = parse_parameter(walk, value, ret_value);
-        } else {
-            code = skip(walk, &part, type);
-        }
-        if (code != CM_OK)
-            return code;
-    }
+    struct entry *entry = target;
+    struct gw_wire part;
+    if (field == 1)
+        return take_text(walk, wire, type, "parameters", &entry->key);
+    if (field != 2)
+        return skip(walk, wire, type);
+    enum cm_err code = take_part(walk, wire, type, "parameters", &part);
+    if (code != CM_OK)
+        return code;
+    entry->value = (struct parameter){.text = {"", 0}};
+    return walk_fields(walk, part, take_value_field, &entry->value);
 }
 
 static bool text_is(struct gw_text text, const char *word)
@@ -327,71 +329,106 @@ static enum cm_err use_tensor_parameter(struct walk *walk, struct gw_text key)
 static enum cm_err take_parameter(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
 {
     struct gw_wire part;
-    struct gw_text key;
-    struct parameter value;
+    struct entry entry = {{"", 0}, {.text = {"", 0}}};
     enum cm_err code = take_part(walk, wire, type, "parameters", &part);
     if (code == CM_OK)
-        code = parse_entry(walk, part, &key, &value);
+        code = walk_fields(walk, part, take_entry_field, &entry);
     if (code != CM_OK)
         return code;
-    return walk->path[0] ? use_tensor_parameter(walk, key) : use_parameter(walk, key, &value);
+    return walk->path[0] ? use_tensor_parameter(walk, entry.key)
+                         : use_parameter(walk, entry.key, &entry.value);
 }
 
-static enum cm_err parse_oip_input(struct walk *walk, struct gw_wire part)
+static enum cm_err take_input_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                    enum gw_wire_type type, void *target)
 {
+    struct gw_input *input = target;
+    switch (field) {
+    case 1:
+        return take_text(walk, wire, type, "name", &input->name);
+    case 2:
+        return take_text(walk, wire, type, "datatype", &input->datatype);
+    case 3:
+        return take_shape(walk, wire, type, &input->shape);
+    case 4:
+        return take_parameter(walk, wire, type);
+    case 5:
+        /* Legal protobuf would merge two of them; nobody sends that on purpose. */
+        if (input->contents == GW_CONTENTS_TYPED)
+            return cm_fail(walk->err, CM_INVALID, "%s.contents: given twice", walk->path);
+        input->contents = GW_CONTENTS_TYPED;
+        return take_part(walk, wire, type, "contents", &input->data);
+    default:
+        return skip(walk, wire, type);
+    }
+}
+
+static enum cm_err take_output_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                     enum gw_wire_type type, void *target)
+{
+    if (field == 1)
+        return take_text(walk, wire, type, "name", target);
+    if (field == 2)
+        return take_parameter(walk, wire, type);
+    return skip(walk, wire, type);
+}
+
+static enum cm_err take_input(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
+{
+    struct gw_wire part;
     struct gw_input *input = NULL;
-    enum cm_err code = new_input(walk, &input);
-    while (code == CM_OK) {
-        uint32_t field;
-        enum gw_wire_type type;
-        code = next_field(walk, &part, &field, &type);
-        if (code != CM_OK)
-            break;
-        switch (field) {
-        case 1:
-            code = take_text(walk, &part, type, "name", &input->name);
-            break;
-        case 2:
-            code = take_text(walk, &part, type, "datatype", &input->datatype);
-            break;
-        case 3:
-            code = take_shape(walk, &part, type, &input->shape);
-            break;
-        case 4:
-            code = take_parameter(walk, &part, type);
-            break;
-        case 5:
-            /* Legal protobuf would merge two of them; nobody sends that on purpose. */
-            if (input->contents == GW_CONTENTS_TYPED)
-                return cm_fail(walk->err, CM_INVALID, "%s.contents: given twice", walk->path);
-            code = take_part(walk, &part, type, "contents", &input->data);
-            input->contents = GW_CONTENTS_TYPED;
-            break;
-        default:
-            code = skip(walk, &part, type);
-        }
-    }
-    return code == CM_AGAIN ? CM_OK : code;
+    unsigned index = walk->request->n_inputs;
+    enum cm_err code = take_part(walk, wire, type, "inputs", &part);
+    if (code == CM_OK)
+        code = new_input(walk, &input);
+    return code == CM_OK ? descend(walk, part, "inputs", index, take_input_field, input) : code;
 }
 
-static enum cm_err parse_oip_output(struct walk *walk, struct gw_wire part)
+static enum cm_err take_output(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
 {
+    struct gw_wire part;
     struct gw_text *name = NULL;
-    enum cm_err code = new_output(walk, &name);
-    while (code == CM_OK) {
-        uint32_t field;
-        enum gw_wire_type type;
-        code = next_field(walk, &part, &field, &type);
-        if (code != CM_OK)
-            break;
-        if (field == 1)
-            code = take_text(walk, &part, type, "name", name);
-        else if (field == 2)
-            code = take_parameter(walk, &part, type);
-        else
-            code = skip(walk, &part, type);
+    unsigned index = walk->request->n_outputs;
+    enum cm_err code = take_part(walk, wire, type, "outputs", &part);
+    if (code == CM_OK)
+        code = new_output(walk, &name);
+    return code == CM_OK ? descend(walk, part, "outputs", index, take_output_field, name) : code;
+}
+
+static enum cm_err take_raw(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
+{
+    struct gw_request *request = walk->request;
+    if (request->n_raw >= CM_MAX_TENSORS)
+        return cm_fail(walk->err, CM_INVALID, "raw_input_contents: more than %u", CM_MAX_TENSORS);
+    return take_part(walk, wire, type, "raw_input_contents", &request->raw[request->n_raw++]);
+}
+
+static enum cm_err take_oip_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                  enum gw_wire_type type, void *target)
+{
+    struct gw_request *request = target;
+    enum cm_err code;
+    switch (field) {
+    case 1:
+        return take_text(walk, wire, type, "model_name", &request->model);
+    case 2:
+        return take_text(walk, wire, type, "model_version", &request->version);
+    case 3:
+        code = take_text(walk, wire, type, "id", &request->id);
+        if (code == CM_OK && request->id.length > GW_ID_MAX)
+            code = cm_fail(walk->err, CM_INVALID, "id: longer than %u bytes", GW_ID_MAX);
+        return code;
+    case 4:
+        return take_parameter(walk, wire, type);
+    case 5:
+        return take_input(walk, wire, type);
+    case 6:
+        return take_output(walk, wire, type);
+    case 7:
+        return take_raw(walk, wire, type);
+    default:
+        return skip(walk, wire, type);
     }
-    return code == CM_AGAIN ? CM_OK : code;
 }
 
 /* The raw form: one entry per input, in order, and then no typed contents. */
@@ -413,70 +450,11 @@ static enum cm_err pair_raw(struct walk *walk)
     return CM_OK;
 }
 
-/* A sub-message of a repeated field, walked under the name "field[index]". */
-static enum cm_err descend(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type,
-                           uint32_t field)
-{
-    const char *name = field == 5 ? "inputs" : "outputs";
-    struct gw_request *request = walk->request;
-    struct gw_wire part;
-    enum cm_err code = take_part(walk, wire, type, name, &part);
-    if (code != CM_OK)
-        return code;
-    char path[24];
-    snprintf(path, sizeof path, "%s[%u]", name,
-             field == 5 ? request->n_inputs : request->n_outputs);
-    walk->path = path;
-    code = field == 5 ? parse_oip_input(walk, part) : parse_oip_output(walk, part);
-    walk->path = "";
-    return code;
-}
-
-static enum cm_err take_raw(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
-{
-    struct gw_request *request = walk->request;
-    if (request->n_raw >= CM_MAX_TENSORS)
-        return cm_fail(walk->err, CM_INVALID, "raw_input_contents: more than %u", CM_MAX_TENSORS);
-    return take_part(walk, wire, type, "raw_input_contents", &request->raw[request->n_raw++]);
-}
-
 enum cm_err gw_parse_oip(struct gw_wire message, struct gw_request *ret_request,
                          struct cm_error *err)
 {
     struct walk walk = {ret_request, err, ""};
     request_init(ret_request);
-    enum cm_err code = CM_OK;
-    while (code == CM_OK) {
-        uint32_t field;
-        enum gw_wire_type type;
-        code = next_field(&walk, &message, &field, &type);
-        if (code != CM_OK)
-            break;
-        switch (field) {
-        case 1:
-            code = take_text(&walk, &message, type, "model_name", &ret_request->model);
-            break;
-        case 2:
-            code = take_text(&walk, &message, type, "model_version", &ret_request->version);
-            break;
-        case 3:
-            code = take_text(&walk, &message, type, "id", &ret_request->id);
-            if (code == CM_OK && ret_request->id.length > GW_ID_MAX)
-                code = cm_fail(err, CM_INVALID, "id: longer than %u bytes", GW_ID_MAX);
-            break;
-        case 4:
-            code = take_parameter(&walk, &message, type);
-            break;
-        case 5:
-        case 6:
-            code = descend(&walk, &message, type, field);
-            break;
-        case 7:
-            code = take_raw(&walk, &message, type);
-            break;
-        default:
-            code = skip(&walk, &message, type);
-        }
-    }
-    return code == CM_AGAIN ? pair_raw(&walk) : code;
+    enum cm_err code = walk_fields(&walk, message, take_oip_field, ret_request);
+    return code == CM_OK ? pair_raw(&walk) : code;
 }
