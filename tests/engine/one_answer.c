@@ -95,7 +95,7 @@ static void find_data(struct run *r)
 static void find_truth(struct run *r)
 {
     load(r, WK_ISA_SCALAR, 1);
-    r->by_rows = r->signature->batchable || r->model->unproven;
+    r->by_rows = r->signature->batchable;
     if (r->model->rows > 1 && !r->by_rows)
         fail_msg("the model is not batchable: %s", r->signature->why_not);
     find_data(r);

@@ -16,15 +16,12 @@
 struct one_answer_model {
     const void *bytes; /* the model file */
     size_t length;
-    /* One row of each input (the first dimension is replaced). A model that is not batchable, and
-     * not unproven: each input whole, and rows is 1. */
+    /* One row of each input (the first dimension is replaced). A model that is not batchable:
+     * each input whole, and rows is 1. */
     const struct cm_shape *shapes;
     /* For each input its rows one after another, or the whole; NULL for seeded ones. */
     const void *const *data;
     unsigned rows; /* different rows, and the largest batch, 1..ONE_ANSWER_ROWS */
-    /* The first dimension is one of independent rows although the engine's proof does not see it.
-     */
-    bool unproven;
     /* Scalar kernels, which are slow, run one batch of all rows for each number of threads. */
     bool brief;
 };

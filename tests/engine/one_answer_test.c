@@ -2,10 +2,8 @@
  *
  *     one_answer_test                       generated networks
  *     one_answer_test FILE 3,48,192         this model with rows of this shape (one input)
- *     one_answer_test FILE [--rows] NAME=X.npy...
- *                                           this model with the rows of these files, one for each
- *                                           input; whole if the model is not batchable, unless
- *                                           --rows says that the rows are independent all the same
+ *     one_answer_test FILE NAME=X.npy...    this model with the rows of these files, one for each
+ *                                           input; whole if the model is not batchable
  *
  * With a second form's shape the rows are seeded. */
 #include "deploy/ingot/tensor_file.h"
@@ -177,7 +175,7 @@ static void with_files(struct one_answer_model *model)
     for (unsigned i = 0; i < signature->n_inputs; i++) {
         shapes[i] = tensors[i].shape;
         data[i] = tensors[i].data;
-        if (!signature->batchable && !model->unproven)
+        if (!signature->batchable)
             continue;
         assert_true(shapes[i].rank > 0 && shapes[i].dims[0] <= ONE_ANSWER_ROWS);
         assert_true(i == 0 || shapes[i].dims[0] == shapes[0].dims[0]);
@@ -199,12 +197,10 @@ static void named_model(void **state)
     void *bytes = read_file(arguments[0], &model.length);
     (void)state;
     model.bytes = bytes;
-    model.unproven = strcmp(*++arguments, "--rows") == 0;
-    arguments += model.unproven;
-    if (*arguments && strchr(*arguments, '=')) {
+    if (strchr(*++arguments, '=')) {
         with_files(&model);
     } else {
-        struct cm_shape row = parse_row(*arguments ? *arguments : "");
+        struct cm_shape row = parse_row(*arguments);
         model.brief = false;
         model.shapes = &row;
         print_message("%u combinations of instruction set and threads agree\n", one_answer(&model));
