@@ -464,5 +464,7 @@ int main(void)
         T(certificate_is_kept),
         T(bad_arguments_are_refused),
     };
+    /* A shell starts background jobs with SIGINT ignored, which children inherit. */
+    signal(SIGINT, SIG_DFL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
