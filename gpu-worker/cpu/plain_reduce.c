@@ -63,205 +63,81 @@ void k_reduce_next(const struct k_reduce *r, struct k_reduce_run *run)
 
 /* ---- for each type --------------------------------------------------------------------------- */
 
-#define T         uint8_t
-#define SUM       uint64_t
-#define O(name)   name##_UINT8
-#define ID        CM_UINT8
-#define LEAST     0
-#define GREATEST  UINT8_MAX
-#define IS_NAN(x) 0
-#define IS_SIGNED 0
-#define IS_REAL   0
+#define T        uint8_t
+#define O(name)  name##_UINT8
+#define ID       CM_UINT8
+#define LEAST    0
+#define GREATEST UINT8_MAX
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
-#define T         uint16_t
-#define SUM       uint64_t
-#define O(name)   name##_UINT16
-#define ID        CM_UINT16
-#define LEAST     0
-#define GREATEST  UINT16_MAX
-#define IS_NAN(x) 0
-#define IS_SIGNED 0
-#define IS_REAL   0
+#define T        uint16_t
+#define O(name)  name##_UINT16
+#define ID       CM_UINT16
+#define LEAST    0
+#define GREATEST UINT16_MAX
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
-#define T         uint32_t
-#define SUM       uint64_t
-#define O(name)   name##_UINT32
-#define ID        CM_UINT32
-#define LEAST     0
-#define GREATEST  UINT32_MAX
-#define IS_NAN(x) 0
-#define IS_SIGNED 0
-#define IS_REAL   0
+#define T        uint32_t
+#define O(name)  name##_UINT32
+#define ID       CM_UINT32
+#define LEAST    0
+#define GREATEST UINT32_MAX
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
-#define T         uint64_t
-#define SUM       uint64_t
-#define O(name)   name##_UINT64
-#define ID        CM_UINT64
-#define LEAST     0
-#define GREATEST  UINT64_MAX
-#define IS_NAN(x) 0
-#define IS_SIGNED 0
-#define IS_REAL   0
+#define T        uint64_t
+#define O(name)  name##_UINT64
+#define ID       CM_UINT64
+#define LEAST    0
+#define GREATEST UINT64_MAX
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
 #define T         int8_t
-#define SUM       uint64_t
 #define O(name)   name##_INT8
 #define ID        CM_INT8
 #define LEAST     INT8_MIN
 #define GREATEST  INT8_MAX
-#define IS_NAN(x) 0
 #define IS_SIGNED 1
-#define IS_REAL   0
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
 #define T         int16_t
-#define SUM       uint64_t
 #define O(name)   name##_INT16
 #define ID        CM_INT16
 #define LEAST     INT16_MIN
 #define GREATEST  INT16_MAX
-#define IS_NAN(x) 0
 #define IS_SIGNED 1
-#define IS_REAL   0
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
 #define T         int32_t
-#define SUM       uint64_t
 #define O(name)   name##_INT32
 #define ID        CM_INT32
 #define LEAST     INT32_MIN
 #define GREATEST  INT32_MAX
-#define IS_NAN(x) 0
 #define IS_SIGNED 1
-#define IS_REAL   0
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
 #define T         int64_t
-#define SUM       uint64_t
 #define O(name)   name##_INT64
 #define ID        CM_INT64
 #define LEAST     INT64_MIN
 #define GREATEST  INT64_MAX
-#define IS_NAN(x) 0
 #define IS_SIGNED 1
-#define IS_REAL   0
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
-#define T         float
-#define SUM       double
-#define O(name)   name##_FP32
-#define ID        CM_FP32
-#define LEAST     -INFINITY
-#define GREATEST  INFINITY
-#define IS_NAN(x) ((x) != (x))
-#define IS_SIGNED 0
-#define IS_REAL   1
+#define T        float
+#define O(name)  name##_FP32
+#define ID       CM_FP32
+#define LEAST    -INFINITY
+#define GREATEST INFINITY
+#define IS_REAL  1
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
-#define T         double
-#define SUM       double
-#define O(name)   name##_FP64
-#define ID        CM_FP64
-#define LEAST     -INFINITY
-#define GREATEST  INFINITY
-#define IS_NAN(x) ((x) != (x))
-#define IS_SIGNED 0
-#define IS_REAL   1
+#define T        double
+#define O(name)  name##_FP64
+#define ID       CM_FP64
+#define LEAST    -INFINITY
+#define GREATEST INFINITY
+#define IS_REAL  1
 #include "gpu-worker/cpu/plain_reduce.inc"
-#undef T
-#undef SUM
-#undef O
-#undef ID
-#undef LEAST
-#undef GREATEST
-#undef IS_NAN
-#undef IS_SIGNED
-#undef IS_REAL
 
 /* Booleans: any non-zero byte is true. */
 static void reduce_BOOL(const struct k_reduce *r, enum k_reduce_op op, const void *x, void *y,
