@@ -135,6 +135,13 @@ static Onnx__ValueInfoProto *value_info(struct kit_model *m, const char *name, e
     return info;
 }
 
+size_t kit_count(struct cm_shape shape)
+{
+    int64_t count = 0;
+    assert_int_equal(cm_shape_count(&shape, &count), CM_OK);
+    return (size_t)count;
+}
+
 void kit_input(struct kit_model *m, const char *name, enum cm_dtype dtype, struct cm_shape shape)
 {
     push(m, &m->proto->graph->input, &m->proto->graph->n_input, value_info(m, name, dtype, shape));
@@ -351,6 +358,11 @@ uint64_t kit_next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
+int kit_pick(uint64_t *state, int least, int most)
+{
+    return least + (int)(kit_next(state) % (uint64_t)(most - least + 1));
+}
+
 float kit_float(uint64_t *state)
 {
     return (float)((int64_t)(kit_next(state) >> 40) - (1 << 23)) / (float)(1 << 23);
@@ -458,51 +470,85 @@ static void *guarded_copy(const void *data, const struct cm_shape *shape, enum c
     return memory;
 }
 
+/* A plan with guarded buffers for one run. */
+struct call {
+    const struct wk_signature *signature;
+    struct wk_plan *plan;
+    const void *in[WK_MAX_IO];
+    void *out[WK_MAX_IO], *scratch;
+};
+
+static void begin_call(const struct kit_loaded *l, const struct cm_shape *shapes,
+                       const void *const *inputs, struct call *call)
+{
+    struct cm_error err = {0};
+    *call = (struct call){.signature = wk_model_signature(l->model)};
+    if (wk_plan_create(l->model, shapes, &err, &call->plan) != CM_OK)
+        fail_msg("plan: %s", err.text);
+    for (unsigned i = 0; i < call->signature->n_inputs; i++)
+        call->in[i] = guarded_copy(inputs[i], &shapes[i], call->signature->inputs[i].dtype);
+    for (unsigned i = 0; i < call->signature->n_outputs; i++)
+        if (wk_plan_output_is_settled(call->plan, i))
+            call->out[i] = guarded_copy(NULL, wk_plan_output_shape(call->plan, i),
+                                        wk_plan_output_dtype(call->plan, i));
+    call->scratch = kit_guarded(wk_plan_scratch_bytes(call->plan));
+}
+
+/* Nothing may have been written outside of the buffers, or into inputs. */
+static void end_call(struct call *call, const struct cm_shape *shapes, const void *const *inputs)
+{
+    for (unsigned i = 0; i < call->signature->n_outputs; i++) {
+        if (!call->out[i])
+            continue;
+        kit_check_guards(call->out[i]);
+        kit_guarded_free(call->out[i]);
+    }
+    kit_check_guards(call->scratch);
+    kit_guarded_free(call->scratch);
+    for (unsigned i = 0; i < call->signature->n_inputs; i++) {
+        size_t bytes = 0;
+        assert_int_equal(cm_shape_bytes(&shapes[i], call->signature->inputs[i].dtype, &bytes),
+                         CM_OK);
+        kit_check_guards((void *)call->in[i]);
+        assert_memory_equal(call->in[i], inputs[i], bytes);
+        kit_guarded_free((void *)call->in[i]);
+    }
+    wk_plan_destroy(call->plan);
+}
+
 void kit_run(struct kit_loaded *l, const struct cm_shape *shapes, const void *const *inputs,
              void **ret_outputs, struct cm_shape *ret_shapes)
 {
-    const struct wk_signature *signature = wk_model_signature(l->model);
-    struct wk_plan *plan = NULL;
+    struct call call;
     struct cm_error err = {0};
-    const void *in[WK_MAX_IO];
-    void *out[WK_MAX_IO];
-    if (wk_plan_create(l->model, shapes, &err, &plan) != CM_OK)
-        fail_msg("plan: %s", err.text);
-    for (unsigned i = 0; i < signature->n_inputs; i++)
-        in[i] = guarded_copy(inputs[i], &shapes[i], signature->inputs[i].dtype);
-    for (unsigned i = 0; i < signature->n_outputs; i++)
-        out[i] =
-            !wk_plan_output_is_settled(plan, i)
-                ? NULL
-                : guarded_copy(NULL, wk_plan_output_shape(plan, i), wk_plan_output_dtype(plan, i));
-    void *scratch = kit_guarded(wk_plan_scratch_bytes(plan));
-    if (wk_plan_run(plan, in, out, scratch, &err) != CM_OK)
+    begin_call(l, shapes, inputs, &call);
+    if (wk_plan_run(call.plan, call.in, call.out, call.scratch, &err) != CM_OK)
         fail_msg("run: %s", err.text);
     /* Outputs that the data sized may be an input's memory: they are read first. */
-    for (unsigned i = 0; i < signature->n_outputs; i++) {
+    for (unsigned i = 0; i < call.signature->n_outputs; i++) {
+        const struct cm_shape *shape = wk_plan_output_shape(call.plan, i);
         size_t bytes = 0;
-        assert_int_equal(
-            cm_shape_bytes(wk_plan_output_shape(plan, i), wk_plan_output_dtype(plan, i), &bytes),
-            CM_OK);
+        assert_int_equal(cm_shape_bytes(shape, wk_plan_output_dtype(call.plan, i), &bytes), CM_OK);
         ret_outputs[i] = malloc(bytes + 1);
         assert_non_null(ret_outputs[i]);
         if (bytes)
-            memcpy(ret_outputs[i], out[i] ? out[i] : wk_plan_output_data(plan, i), bytes);
+            memcpy(ret_outputs[i], call.out[i] ? call.out[i] : wk_plan_output_data(call.plan, i),
+                   bytes);
         if (ret_shapes)
-            ret_shapes[i] = *wk_plan_output_shape(plan, i);
-        if (out[i]) {
-            kit_check_guards(out[i]);
-            kit_guarded_free(out[i]);
-        }
+            ret_shapes[i] = *shape;
     }
-    kit_check_guards(scratch);
-    kit_guarded_free(scratch);
-    for (unsigned i = 0; i < signature->n_inputs; i++) {
-        size_t bytes = 0;
-        assert_int_equal(cm_shape_bytes(&shapes[i], signature->inputs[i].dtype, &bytes), CM_OK);
-        kit_check_guards((void *)in[i]);
-        assert_memory_equal(in[i], inputs[i], bytes); /* inputs are never written */
-        kit_guarded_free((void *)in[i]);
-    }
-    wk_plan_destroy(plan);
+    end_call(&call, shapes, inputs);
+}
+
+void kit_run_refused(struct kit_loaded *l, const struct cm_shape *shapes, const void *const *inputs,
+                     enum cm_err code, const char *op, const char *part)
+{
+    struct call call;
+    struct cm_error err = {0};
+    begin_call(l, shapes, inputs, &call);
+    enum cm_err got = wk_plan_run(call.plan, call.in, call.out, call.scratch, &err);
+    if (got != code || !strstr(err.text, op) || !strstr(err.text, part))
+        fail_msg("%s: wanted %s with \"%s\", got %s: %s", op, cm_err_name(code), part,
+                 cm_err_name(got), err.text);
+    end_call(&call, shapes, inputs);
 }

@@ -21,6 +21,7 @@ void kit_free(struct kit_model *m);
 /* A shape from dimensions; -1 is a free dimension. */
 struct cm_shape kit_shape(int rank, ...);
 #define KIT_SHAPE0() ((struct cm_shape){0})
+size_t kit_count(struct cm_shape shape); /* elements; all dimensions known */
 
 void kit_input(struct kit_model *m, const char *name, enum cm_dtype dtype, struct cm_shape shape);
 void kit_output(struct kit_model *m, const char *name, enum cm_dtype dtype, struct cm_shape shape);
@@ -83,6 +84,9 @@ void kit_unload(struct kit_loaded *l);
  * test), and gives output i as fresh memory of the planned size (free() each). */
 void kit_run(struct kit_loaded *l, const struct cm_shape *shapes, const void *const *inputs,
              void **ret_outputs, struct cm_shape *ret_shapes);
+/* The same, but the run, not the plan, must fail with code and a sentence that has op and part. */
+void kit_run_refused(struct kit_loaded *l, const struct cm_shape *shapes, const void *const *inputs,
+                     enum cm_err code, const char *op, const char *part);
 
 /* Aligned zeroed memory with guard bytes on both sides; kit_check_guards fails the test if they
  * changed. */
@@ -92,6 +96,7 @@ void kit_guarded_free(void *memory);
 
 /* Random numbers from a state, the same everywhere. */
 uint64_t kit_next(uint64_t *state);
-float kit_float(uint64_t *state); /* in [-1, 1) */
+float kit_float(uint64_t *state);                   /* in [-1, 1) */
+int kit_pick(uint64_t *state, int least, int most); /* both included */
 
 #endif

@@ -260,7 +260,7 @@ static void layer_refusals(void **state)
 static void group_case(int opset, int groups, enum cm_dtype dtype, struct cm_shape x)
 {
     struct typed_case c;
-    size_t channels = (size_t)x.dims[1], plane = product(x, 2, x.rank), n = typed_count(x);
+    size_t channels = (size_t)x.dims[1], plane = product(x, 2, x.rank), n = kit_count(x);
     size_t in_group = groups ? channels / (size_t)groups : 1;
     bool by_group = groups && opset < 21;
     struct cm_shape p = kit_shape(1, by_group ? groups : (int)channels);

@@ -106,11 +106,11 @@ static void einsum_case(const struct einsum *e, enum cm_dtype dtype)
     for (char *o = out; *o; o++)
         shape.dims[shape.rank++] = dim_of(*o);
     typed_output(&c, "y", dtype, shape);
-    double *want = typed_room(typed_count(shape));
+    double *want = typed_room(kit_count(shape));
     einsum_reference((const char *const *)terms, n, c.in, out, want);
-    for (size_t i = 0; i < typed_count(shape) && dtype == CM_INT8; i++)
+    for (size_t i = 0; i < kit_count(shape) && dtype == CM_INT8; i++)
         want[i] = (double)(int8_t)(int64_t)want[i];
-    for (size_t i = 0; i < typed_count(shape) && dtype == CM_UINT8; i++)
+    for (size_t i = 0; i < kit_count(shape) && dtype == CM_UINT8; i++)
         want[i] = (double)(uint8_t)(int64_t)want[i];
     typed_run(&c);
     typed_check(&c, 0, want, n > 2 ? 800 : 100);
@@ -268,7 +268,7 @@ static void matmul_case(enum cm_dtype dtype, struct cm_shape a, struct cm_shape 
         shape.dims[shape.rank++] = dim;
     }
     typed_output(&c, "y", dtype, shape);
-    double *want = typed_room(typed_count(shape));
+    double *want = typed_room(kit_count(shape));
     const char *const both[] = {text, second};
     einsum_reference(both, 2, c.in, out, want);
     typed_run(&c);

@@ -38,19 +38,12 @@ static uint64_t random_state = 77;
 
 static int pick(int least, int most)
 {
-    return least + (int)(kit_next(&random_state) % (uint64_t)(most - least + 1));
+    return kit_pick(&random_state, least, most);
 }
 
 static bool chance(int in)
 {
     return pick(1, in) == 1;
-}
-
-static size_t count_of(const struct cm_shape *shape)
-{
-    int64_t count = 0;
-    assert_int_equal(cm_shape_count(shape, &count), CM_OK);
-    return (size_t)count;
 }
 
 /* ---- the definition -------------------------------------------------------------------------- */
@@ -191,7 +184,7 @@ static void compute(struct layer *l)
     double *h = malloc((size_t)l->hidden * 3 * sizeof *h);
     assert_non_null(h);
     for (int k = 0; k < 3; k++) {
-        l->y[k] = calloc(count_of(&l->y_shape[k]) + 1, sizeof *l->y[k]);
+        l->y[k] = calloc(kit_count(l->y_shape[k]) + 1, sizeof *l->y[k]);
         assert_non_null(l->y[k]);
     }
     for (int d = 0; d < l->directions; d++)
@@ -223,7 +216,7 @@ static void set_shapes(struct layer *l)
 static void make_data(struct layer *l)
 {
     for (int k = 0; k < N_OPERANDS; k++) {
-        size_t count = count_of(&l->shape[k]);
+        size_t count = kit_count(l->shape[k]);
         float scale = k == W || k == R ? 1.0f / sqrtf((float)(l->input + l->hidden)) : 1.0f;
         float *data = l->data[k] = malloc(count * 4 + 4);
         assert_non_null(data);
@@ -382,7 +375,7 @@ static void run(const struct layer *l, struct kit_model *m, unsigned threads, en
 static void check_against_double(const struct layer *l, float *const got[3])
 {
     for (int k = 0; k < 3; k++)
-        for (size_t i = 0; l->wants[k] && i < count_of(&l->y_shape[k]); i++) {
+        for (size_t i = 0; l->wants[k] && i < kit_count(l->y_shape[k]); i++) {
             double want = l->y[k][i], is = (double)got[k][i];
             if (!(fabs(is - want) <= 2e-5 * (1 + fabs(want))))
                 fail_msg("%s seq %d batch %d input %d hidden %d: output %d, element %zu is %.9g, "
@@ -402,8 +395,8 @@ static struct layer alone(const struct layer *l, int b)
         if (k != X && k != LENS && k != H0 && k != C0)
             continue;
         size_t outer = k == LENS || l->batch_first ? 1 : (size_t)l->shape[k].dims[0];
-        size_t line = count_of(&one.shape[k]) / (outer ? outer : 1) * 4;
-        one.data[k] = malloc(count_of(&one.shape[k]) * 4 + 4);
+        size_t line = kit_count(one.shape[k]) / (outer ? outer : 1) * 4;
+        one.data[k] = malloc(kit_count(one.shape[k]) * 4 + 4);
         assert_non_null(one.data[k]);
         for (size_t i = 0; i < outer; i++)
             memcpy((char *)one.data[k] + i * line,
@@ -420,7 +413,7 @@ static void check_alone(const struct layer *l, float *const all[3], int b)
     run(&one, m, 1, wk_isa_best(), got);
     size_t row = (size_t)l->hidden;
     for (int k = 0; k < 3; k++) {
-        for (size_t i = 0; got[k] && i < count_of(&one.y_shape[k]) / row; i++) {
+        for (size_t i = 0; got[k] && i < kit_count(one.y_shape[k]) / row; i++) {
             int d = (int)i % l->directions, t = (int)i / l->directions;
             size_t at = k == 0 ? y_at(l, t, d, b) : state_at(l, (int)i, b);
             if (memcmp(all[k] + at * row, got[k] + i * row, row * sizeof(float)) != 0)
@@ -448,7 +441,7 @@ static void one_layer(int gates)
                     continue;
                 }
                 if (got[k])
-                    assert_memory_equal(got[k], first[k], count_of(&l.y_shape[k]) * sizeof(float));
+                    assert_memory_equal(got[k], first[k], kit_count(l.y_shape[k]) * sizeof(float));
                 free(got[k]);
             }
         }

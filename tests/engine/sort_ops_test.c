@@ -63,7 +63,7 @@ static void top_k_case(int opset, enum cm_dtype dtype, int axis, int k, bool lar
     }
     typed_output(&c, "values", dtype, out);
     typed_output(&c, "indices", CM_INT64, out);
-    double *values = typed_room(typed_count(out)), *indices = typed_room(typed_count(out));
+    double *values = typed_room(kit_count(out)), *indices = typed_room(kit_count(out));
     for (size_t o = 0; o < a.outer; o++)
         for (size_t q = 0; q < a.inner; q++) {
             size_t to = o * (size_t)k * a.inner + q;

@@ -14,13 +14,6 @@
 
 static uint64_t random_state = 77;
 
-size_t typed_count(struct cm_shape shape)
-{
-    int64_t count = 0;
-    assert_int_equal(cm_shape_count(&shape, &count), CM_OK);
-    return (size_t)count;
-}
-
 double *typed_room(size_t count)
 {
     double *v = calloc(count + 1, sizeof *v);
@@ -67,7 +60,7 @@ static struct typed_operand *add(struct typed_case *c, const char *name, enum cm
 {
     assert_true(c->n_in < TYPED_OPERANDS);
     struct typed_operand *o = &c->in[c->n_in++];
-    *o = (struct typed_operand){name, dtype, shape, NULL, typed_count(shape), false};
+    *o = (struct typed_operand){name, dtype, shape, NULL, kit_count(shape), false};
     o->v = calloc(o->count + 1, sizeof *o->v);
     assert_non_null(o->v);
     return o;
@@ -99,7 +92,7 @@ void typed_output(struct typed_case *c, const char *name, enum cm_dtype dtype,
 {
     assert_true(c->n_out < TYPED_OPERANDS);
     struct typed_operand *o = &c->out[c->n_out++];
-    *o = (struct typed_operand){name, dtype, shape, NULL, typed_count(shape), false};
+    *o = (struct typed_operand){name, dtype, shape, NULL, kit_count(shape), false};
     kit_output(c->model, name, dtype, shape);
 }
 

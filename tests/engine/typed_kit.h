@@ -65,7 +65,6 @@ struct typed_around {
 };
 struct typed_around typed_around(struct cm_shape shape, int axis);
 
-size_t typed_count(struct cm_shape shape);
 bool typed_is_float(enum cm_dtype dtype);
 
 #endif

@@ -13,7 +13,7 @@ static uint64_t random_state = 2025;
 
 int pick(int least, int most)
 {
-    return least + (int)(kit_next(&random_state) % (uint64_t)(most - least + 1));
+    return kit_pick(&random_state, least, most);
 }
 
 struct map_tensor random_tensor(enum cm_dtype dtype, struct cm_shape shape)
