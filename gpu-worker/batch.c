@@ -20,6 +20,7 @@ void wk_workspace_fini(struct wk_workspace *workspace)
     free(workspace->scratch);
     free(workspace->gather);
     free(workspace->early);
+    free(workspace->kept);
     *workspace = (struct wk_workspace){0};
 }
 
@@ -241,40 +242,63 @@ static enum cm_err reserve_early(struct wk_run *run, struct wk_workspace *worksp
     return CM_OK;
 }
 
-/* Runs a batch whose outputs have no size before. */
-static enum cm_err run_early(struct wk_run *run, struct wk_workspace *workspace,
+/* Runs a batch whose outputs have no size before; ret_outputs gets those that had one. */
+static enum cm_err run_early(struct wk_run *run, struct wk_workspace *workspace, void **ret_outputs,
                              struct cm_error *err)
 {
     const struct wk_signature *signature = wk_model_signature(run->loaded->model);
     const void *inputs[WK_MAX_IO];
-    void *outputs[WK_MAX_IO];
     unsigned char *cursor = workspace->gather;
-    if (run->early_batch == run->batch)
-        return CM_OK;
     for (unsigned i = 0; i < signature->n_inputs; i++)
         inputs[i] = gather_input(run, i, &cursor);
-    enum cm_err code = reserve_early(run, workspace, outputs, err);
+    enum cm_err code = reserve_early(run, workspace, ret_outputs, err);
     run->started_ns = cm_now_ns();
-    if (code == CM_OK)
-        code = wk_plan_run(run->plan, inputs, outputs, workspace->scratch, err);
-    if (code == CM_OK)
-        run->early_batch = run->batch;
-    return code;
+    return code == CM_OK ? wk_plan_run(run->plan, inputs, ret_outputs, workspace->scratch, err)
+                         : code;
 }
 
-/* Copies the outputs of an early run into the slab. */
-static enum cm_err give_early(struct wk_run *run, struct wk_workspace *workspace,
-                              const struct wk_slab *slab, struct cm_error *err)
+/* Copies the outputs of an early run to where nothing else writes: an output may be a view of an
+ * input or lie in scratch. */
+static enum cm_err keep_early(struct wk_run *run, struct wk_workspace *workspace,
+                              void *const *outputs, struct cm_error *err)
+{
+    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
+    enum cm_err code = reserve(&workspace->kept, &workspace->kept_bytes, run->slab_bytes);
+    if (code != CM_OK)
+        return cm_fail(err, code, "no memory for the outputs");
+    for (unsigned i = 0; i < signature->n_outputs; i++)
+        if (run->output_row[i])
+            memcpy(workspace->kept + run->output_offset[i],
+                   outputs[i] ? outputs[i] : wk_plan_output_data(run->plan, i), run->output_row[i]);
+    return CM_OK;
+}
+
+static void give_early(struct wk_run *run, const struct wk_workspace *workspace,
+                       const struct wk_slab *slab)
+{
+    const struct wk_signature *signature = wk_model_signature(run->loaded->model);
+    for (unsigned i = 0; i < signature->n_outputs; i++)
+        if (run->output_row[i])
+            memcpy(slab->base + run->output_offset[i], workspace->kept + run->output_offset[i],
+                   run->output_row[i]);
+    run->early_batch = 0;
+}
+
+/* The run, its layout and its copies; what has been done for this batch is not done again. */
+static enum cm_err prepare_early(struct wk_run *run, struct wk_workspace *workspace,
+                                 struct cm_error *err)
 {
     const struct wk_signature *signature = wk_model_signature(run->loaded->model);
     void *outputs[WK_MAX_IO];
-    run->early_batch = 0;
-    enum cm_err code = reserve_early(run, workspace, outputs, err);
-    for (unsigned i = 0; i < signature->n_outputs && code == CM_OK; i++) {
-        const void *from = outputs[i] ? outputs[i] : wk_plan_output_data(run->plan, i);
-        if (run->output_row[i])
-            memcpy(slab->base + run->output_offset[i], from, run->output_row[i]);
-    }
+    if (run->early_batch == run->batch)
+        return CM_OK;
+    enum cm_err code = run_early(run, workspace, outputs, err);
+    if (code == CM_OK)
+        code = lay_outputs(run, signature, err);
+    if (code == CM_OK)
+        code = keep_early(run, workspace, outputs, err);
+    if (code == CM_OK)
+        run->early_batch = run->batch;
     return code;
 }
 
@@ -289,9 +313,10 @@ enum cm_err wk_run_prepare(struct wk_run *run, struct wk_workspace *workspace, s
         if (!shape_of_input(run, i, signature->batchable, &shapes[i]))
             return cm_fail(err, CM_CORRUPT, "requests of different shapes in one batch");
     code = wk_loaded_plan(run->loaded, workspace, shapes, err, &run->plan);
-    if (code == CM_OK && !is_settled(run->plan, signature))
-        code = run_early(run, workspace, err);
-    return code == CM_OK ? lay_outputs(run, signature, err) : code;
+    if (code != CM_OK)
+        return code;
+    return is_settled(run->plan, signature) ? lay_outputs(run, signature, err)
+                                            : prepare_early(run, workspace, err);
 }
 
 enum cm_err wk_run_execute(struct wk_run *run, struct wk_workspace *workspace,
@@ -304,7 +329,8 @@ enum cm_err wk_run_execute(struct wk_run *run, struct wk_workspace *workspace,
     unsigned char *cursor = workspace->gather;
     if (!is_settled(run->plan, signature)) {
         *ret_started_ns = run->started_ns;
-        return give_early(run, workspace, slab, err);
+        give_early(run, workspace, slab);
+        return CM_OK;
     }
     for (unsigned i = 0; i < signature->n_inputs; i++)
         inputs[i] = gather_input(run, i, &cursor);

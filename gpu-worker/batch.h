@@ -37,6 +37,8 @@ struct wk_workspace {
     size_t gather_bytes;
     unsigned char *early; /* settled outputs of a run whose other outputs' sizes depend on data */
     size_t early_bytes;
+    unsigned char *kept; /* all outputs of such a run as they will lie in the slab */
+    size_t kept_bytes;
 };
 
 void wk_loaded_fini(struct wk_loaded *loaded);
@@ -67,7 +69,8 @@ struct wk_run {
     uint64_t batch; /* the batch's number, never 0 */
     /* Results of wk_run_prepare. */
     struct wk_plan *plan;
-    uint64_t early_batch; /* the batch that has run already, because its outputs' sizes are data */
+    uint64_t early_batch; /* the batch that has run already, because its outputs' sizes are data;
+                             set it to 0 when a batch ends: another one may get its number */
     uint64_t started_ns;  /* when */
     uint32_t rows;
     size_t output_offset[WK_MAX_IO]; /* in the slab */
@@ -77,8 +80,9 @@ struct wk_run {
 
 /* Gives the live groups their rows, checks them against the model, plans, lays out the slab. Where
  * data decides the outputs' sizes it runs the batch too (once, however often it is asked about the
- * same batch in a row). CM_STALE if no group is left alive. On another error the whole batch fails
- * with err's sentence.
+ * same batch in a row) and keeps copies of all outputs: leases may go, and other models may be
+ * warmed up, before there is room for them. CM_STALE if no group is left alive. On another error
+ * the whole batch fails with err's sentence.
  */
 CM_MUST_CHECK enum cm_err wk_run_prepare(struct wk_run *run, struct wk_workspace *workspace,
                                          struct cm_error *err);

@@ -215,6 +215,7 @@ static void close_channel(struct wk_device *device)
     device->first = NULL;
     device->last = &device->first;
     device->n_queued = 0;
+    device->run.early_batch = 0; /* the next scheduler may number its batches the same */
     device->in_doubt = false;
     uv_timer_stop(&device->verdict);
     forget_refusals(device);
@@ -415,8 +416,10 @@ static void run_next(struct wk_device *device)
 {
     struct queued *batch = device->first;
     bool finished = batch && advance(device, batch);
-    if (finished)
+    if (finished) {
+        device->run.early_batch = 0;
         forget_refusals(device);
+    }
     /* While it ran the channel may have gone away, and the queue with it. */
     if (finished && device->first == batch) {
         device->first = batch->next;

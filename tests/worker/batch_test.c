@@ -4,6 +4,7 @@
 #include "common/check.h"
 #include "gpu-worker/batch.h"
 #include "gpu-worker/repo.h"
+#include "tests/engine/kit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -302,6 +303,66 @@ static void plans_come_and_go(void **state)
     free_request(one);
 }
 
+/* x [n,2] and a shape s; y is x in that shape, a view whose size only the run knows, and z is -x.
+ */
+static void load_reshape(struct kit_loaded *l)
+{
+    struct kit_model *m = kit_model(13);
+    kit_input(m, "x", CM_FP32, kit_shape(2, -1, 2));
+    kit_input(m, "s", CM_INT64, kit_shape(1, -1));
+    kit_node(m, "Reshape", "x,s", "y");
+    kit_node(m, "Neg", "x", "z");
+    kit_output(m, "y", CM_FP32, KIT_SHAPE0());
+    kit_output(m, "z", CM_FP32, kit_shape(2, -1, 2));
+    kit_load_model(l, m, 1, NULL);
+    kit_free(m);
+}
+
+/* A batch that has run and waits for room keeps its outputs, whatever becomes of its inputs and of
+ * the workspace meanwhile; and it runs once. */
+static void outputs_wait_for_room(void **state)
+{
+    struct {
+        struct cm_execute_item item;
+        struct cm_tensor_desc inputs[2];
+    } request = {.item = {.output_mask = 3, .gateway = 9, .rows = 2}};
+    _Alignas(WK_ALIGN) float x[] = {1, 2, 3, 4}, want[] = {1, 2, 3, 4},
+                             negated[] = {-1, -2, -3, -4};
+    _Alignas(WK_ALIGN) int64_t s[] = {4};
+    struct wk_loaded loaded = {.max_rows = 1};
+    struct kit_loaded l;
+    struct cm_error err = {0};
+    struct wk_slab slab;
+    uint64_t started;
+    (void)state;
+    load_reshape(&l);
+    loaded.model = l.model;
+    request.inputs[0] = (struct cm_tensor_desc){
+        .slice = {.length = sizeof x}, .dims = {2, 2}, .dtype = CM_FP32, .rank = 2};
+    request.inputs[1] = (struct cm_tensor_desc){
+        .slice = {.length = sizeof s}, .dims = {1}, .dtype = CM_INT64, .rank = 1};
+    struct wk_run run = {.loaded = &loaded,
+                         .n_groups = 1,
+                         .batch = 7,
+                         .groups = {{.item = &request.item, .inputs = {x, s}}}};
+    assert_int_equal(wk_run_prepare(&run, &f.workspace, &err), CM_OK);
+    memset(x, 0xee, sizeof x);
+    memset(s, 0xee, sizeof s);
+    memset(f.workspace.scratch, 0xee, f.workspace.scratch_bytes);
+    memset(f.workspace.gather, 0xee, f.workspace.gather_bytes);
+    memset(f.workspace.early, 0xee, f.workspace.early_bytes);
+    assert_int_equal(wk_run_prepare(&run, &f.workspace, &err), CM_OK);
+    assert_int_equal(wk_outputs_reserve(f.outputs, run.slab_bytes, &slab), CM_OK);
+    assert_int_equal(wk_run_execute(&run, &f.workspace, &slab, &started, &err), CM_OK);
+    assert_int_equal(run.early_batch, 0);
+    assert_memory_equal(slab.base + run.output_offset[0], want, sizeof want);
+    assert_memory_equal(slab.base + run.output_offset[1], negated, sizeof negated);
+    wk_outputs_abandon(f.outputs, &slab);
+    for (unsigned i = 0; i < WK_PLANS_MAX; i++)
+        wk_plan_destroy(loaded.plans[i].plan);
+    kit_unload(&l);
+}
+
 static void files_outside_the_repository_are_refused(void **state)
 {
     char root[] = "/tmp/ingot-repo-XXXXXX", command[512];
@@ -343,6 +404,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_request_that_cannot_be_read_leaves_the_others, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(shapes_that_do_not_fit_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(outputs_wait_for_room, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full_tables_leave_nothing_behind, set_up, tear_down),
         cmocka_unit_test_setup_teardown(plans_come_and_go, set_up, tear_down),
         cmocka_unit_test(files_outside_the_repository_are_refused),
