@@ -9,6 +9,7 @@
 #include "gpu-worker/graph/infer_reduce.h"
 
 #include <stdio.h>
+#include <string.h>
 
 const struct wk_fact *batch_input(const struct judge *j, unsigned k)
 {
@@ -290,10 +291,13 @@ static bool rows_one_hot(const struct judge *j)
            rows_of(j, 0) == WK_ROWS_ROWS && rest_is_free(j, 1);
 }
 
-/* Scales or sizes, and the axis 0 that they leave as it is. */
+/* Scales or sizes, and the axis 0 that they leave as it is; a region of interest may cut it, or
+ * turn it round, all the same. */
 static bool rows_resize(const struct judge *j)
 {
-    if (rows_of(j, 0) != WK_ROWS_ROWS)
+    if (rows_of(j, 0) != WK_ROWS_ROWS ||
+        strcmp(wk_node_string(j->node, "coordinate_transformation_mode", ""),
+               "tf_crop_and_resize") == 0)
         return false;
     for (unsigned k = 1; k < j->node->n_in; k++)
         if (!batch_names_only(j, k))

@@ -324,6 +324,14 @@ static void mixing_is_noticed(void **state)
     kit_random(m, "w", kit_shape(1, 3));
     kit_node(m, "Relu", "w", "y");
     expect(m, CM_FP32, "[3]", false, "output \"y\"");
+    /* A region of interest turns the batch round although its size stays. */
+    static const float roi[] = {1, 0, 0, 1}, scales[] = {1, 2};
+    m = on(13, FLAT);
+    kit_const(m, "roi", CM_FP32, kit_shape(1, 4), roi);
+    kit_const(m, "scales", CM_FP32, kit_shape(1, 2), scales);
+    kit_node(m, "Resize", "x,roi,scales", "y");
+    kit_attr_s(m, "coordinate_transformation_mode", "tf_crop_and_resize");
+    expect(m, CM_FP32, "[-1,16]", false, "(Resize) may mix rows");
 }
 
 static void independence_is_proven(void **state)
