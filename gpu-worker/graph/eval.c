@@ -94,14 +94,17 @@ static bool gather_inputs(const struct wk_walk *walk, const struct wk_node *node
                           const void **ret_in, enum cm_err *ret_code)
 {
     *ret_code = CM_OK;
+    for (unsigned k = 0; k < node->n_in; k++)
+        if (node->in[k] >= 0 && !wk_fact_is_known(&walk->facts[node->in[k]]))
+            return false;
     for (unsigned k = 0; k < node->n_in; k++) {
+        struct wk_fact *fact = node->in[k] < 0 ? NULL : &walk->facts[node->in[k]];
         bool known;
         ret_in[k] = NULL;
-        if (node->in[k] < 0)
+        if (!fact)
             continue;
-        ret_in[k] = wk_fact_contents(&walk->facts[node->in[k]], walk->arena, &known);
-        if (!known)
-            return false;
+        /* Kept: many nodes may take the same value. */
+        ret_in[k] = fact->data = wk_fact_contents(fact, walk->arena, &known);
         if (!ret_in[k]) {
             *ret_code = wk_node_fail(walk->err, CM_NOMEM, node, "out of memory");
             return false;
@@ -110,7 +113,8 @@ static bool gather_inputs(const struct wk_walk *walk, const struct wk_node *node
     return true;
 }
 
-/* Room for every wanted output; false where one is too large to be computed now. */
+/* Room for every wanted output; false where one is too large to be computed now, or all so far
+ * are. */
 static bool place_outputs(const struct wk_walk *walk, const struct wk_node *node, void **ret_out,
                           bool *ret_empty, enum cm_err *ret_code)
 {
@@ -123,7 +127,8 @@ static bool place_outputs(const struct wk_walk *walk, const struct wk_node *node
         if (!out)
             continue;
         if (!wk_fact_is_settled(out) || cm_shape_bytes(&out->shape, out->dtype, &bytes) != CM_OK ||
-            bytes > WK_MAX_EVAL_BYTES)
+            bytes > WK_MAX_EVAL_BYTES ||
+            (walk->spent && (walk->spent->evaluated += bytes + WK_ALIGN) > WK_MAX_EVAL_SUM))
             return false;
         /* Kernels may count on the alignment of tensors. */
         char *raw = wk_arena_take(walk->arena, bytes + WK_ALIGN, 1);

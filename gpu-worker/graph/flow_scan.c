@@ -153,8 +153,9 @@ static enum cm_err join_row(struct wk_flow *flow, struct wk_tensor *out, struct 
         code = wk_tensor_make(out, row->dtype, &shape, err);
         if (code == CM_OK && flow_tensor_bytes(out))
             memset(out->owned, 0, flow_tensor_bytes(out));
-    } else if (!cm_shape_equal(&shape, &out->shape)) {
-        code = wk_node_fail(err, CM_INVALID, flow->node, "rows differ in their output's shape");
+    } else if (row->dtype != out->dtype || !cm_shape_equal(&shape, &out->shape)) {
+        code = wk_node_fail(err, CM_INVALID, flow->node,
+                            "rows differ in their output's type or shape");
     }
     if (code == CM_OK && flow_tensor_bytes(row))
         memcpy((char *)out->owned + (size_t)at * (flow_tensor_bytes(out) / (size_t)rows), row->data,

@@ -107,6 +107,9 @@ enum cm_err flow_trips_advance(struct wk_flow *flow, struct trips *t, uint32_t f
 {
     enum cm_err code = CM_OK;
     for (uint32_t i = 0; i < t->n_carried; i++) {
+        if (t->formal[to + i].dtype != t->results[from + i].dtype)
+            return wk_node_fail(err, CM_INVALID, flow->node,
+                                "carried value %u changes its type from trip to trip", i);
         wk_tensor_fini(&t->formal[to + i]);
         t->formal[to + i] = t->results[from + i];
         t->results[from + i] = (struct wk_tensor){0};

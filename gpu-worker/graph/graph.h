@@ -20,6 +20,7 @@
 #define WK_MAX_NODE_IO     1024
 #define WK_MAX_ATTRS       64
 #define WK_MAX_CAPTURES    8192       /* of one subgraph */
+#define WK_MAX_SUBGRAPHS   4096       /* of a model, at all depths */
 #define WK_MAX_TRACKED     1024       /* elements of a value known at plan time */
 #define WK_MAX_TRACKED_SUM (1u << 24) /* of all of a graph's values: 256 MB */
 #ifdef INGOT_SMALL_LIMITS             /* for fuzzing: time is better spent than on large tensors */

@@ -56,10 +56,7 @@ bool infer_is_settled(const struct infer *in)
             continue;
         if (!wk_fact_is_settled(fact))
             return false;
-        bool known = fact->data || fact->elems;
-        for (uint32_t i = 0; fact->elems && i < fact->n_elems; i++)
-            known = known && fact->elems[i].kind == WK_ELEM_KNOWN;
-        if (!known && wk_operand_decides(in->node, k))
+        if (wk_operand_decides(in->node, k) && !wk_fact_is_known(fact))
             return false;
     }
     return true;
@@ -230,6 +227,14 @@ bool wk_fact_is_settled(const struct wk_fact *fact)
     return settled;
 }
 
+bool wk_fact_is_known(const struct wk_fact *fact)
+{
+    bool known = fact->data || fact->elems;
+    for (uint32_t i = 0; fact->elems && i < fact->n_elems && known; i++)
+        known = fact->elems[i].kind == WK_ELEM_KNOWN;
+    return known;
+}
+
 enum cm_err wk_fact_know(struct wk_fact *fact, const void *data, struct wk_arena *arena,
                          struct cm_error *err)
 {
@@ -258,9 +263,7 @@ enum cm_err wk_fact_know(struct wk_fact *fact, const void *data, struct wk_arena
 
 const void *wk_fact_contents(const struct wk_fact *fact, struct wk_arena *arena, bool *ret_known)
 {
-    *ret_known = fact->data || fact->elems;
-    for (uint32_t i = 0; fact->elems && i < fact->n_elems; i++)
-        *ret_known = *ret_known && fact->elems[i].kind == WK_ELEM_KNOWN;
+    *ret_known = wk_fact_is_known(fact);
     if (fact->data || !*ret_known)
         return fact->data;
     char *data = wk_arena_take(arena, fact->n_elems, cm_dtype_size(fact->dtype));
@@ -357,6 +360,8 @@ enum cm_err wk_infer_node(const struct wk_walk *walk, const struct wk_node *node
 enum cm_err wk_infer_graph(const struct wk_walk *walk, const struct wk_fact *inputs)
 {
     const struct wk_graph *graph = walk->graph;
+    if (walk->spent && (walk->spent->visits += graph->n_values) > WK_MAX_VISITS)
+        return cm_fail(walk->err, CM_LIMIT, "the model's subgraphs are nested too deeply");
     for (uint32_t i = 0; i < graph->n_values; i++) {
         const struct wk_value *value = &graph->values[i];
         if (value->constant) {
@@ -394,6 +399,7 @@ enum cm_err wk_infer_symbolic(struct wk_graph *graph, struct cm_error *err)
         inputs[i].shape.dims[0] = WK_DIM_BATCH;
         inputs[i].rows = WK_ROWS_ROWS;
     }
-    struct wk_walk walk = {graph, graph->facts, &graph->arena, err, NULL, true, rows};
+    struct wk_spent spent = {0};
+    struct wk_walk walk = {graph, graph->facts, &graph->arena, err, NULL, true, rows, &spent};
     return wk_infer_graph(&walk, inputs);
 }

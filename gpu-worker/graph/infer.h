@@ -10,6 +10,16 @@
 
 struct wk_backend;
 
+/* What a walk over a graph and its subgraphs has cost so far. A body is walked until what it
+ * carries settles, within every round of the body around it: without a limit that is exponential in
+ * the depth of nesting. */
+#define WK_MAX_VISITS   ((uint64_t)1 << 23) /* values, counted again in every round */
+#define WK_MAX_EVAL_SUM ((size_t)64 << 20)  /* bytes of outputs that were computed meanwhile */
+struct wk_spent {
+    uint64_t visits;
+    size_t evaluated;
+};
+
 /* One walk over a graph. Element lists and contents live in arena. */
 struct wk_walk {
     const struct wk_graph *graph;
@@ -19,10 +29,11 @@ struct wk_walk {
     struct wk_backend *backend; /* not NULL: small nodes whose inputs are known are run at once */
     bool symbolic;              /* at load: subgraphs keep their facts */
     bool rows;                  /* follow the batch (graph/batch.h) */
+    struct wk_spent *spent;     /* NULL for a single node */
 };
 
 /* Facts of every value; facts must be zeroed. inputs has the facts of the graph's inputs, with
- * contents where they are known. */
+ * contents where they are known. CM_LIMIT over WK_MAX_VISITS, else as wk_infer_node. */
 CM_MUST_CHECK enum cm_err wk_infer_graph(const struct wk_walk *walk, const struct wk_fact *inputs);
 
 /* Facts of one node's outputs from those of its inputs: forgets what was known about the outputs.
@@ -35,6 +46,9 @@ CM_MUST_CHECK enum cm_err wk_infer_symbolic(struct wk_graph *graph, struct cm_er
 
 /* The fact has its type, its rank and all its dimensions. */
 bool wk_fact_is_settled(const struct wk_fact *fact);
+
+/* All of its contents are known. */
+bool wk_fact_is_known(const struct wk_fact *fact);
 
 /* Takes up the contents of a value: data must stay valid as long as the fact. Integers are listed
  * as elements too, if they are not too many. CM_NOMEM only. */

@@ -7,6 +7,7 @@
 
 #include "common/check.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const struct wk_graph *graph_of(const struct infer *in, const char *name,
@@ -27,12 +28,15 @@ static enum cm_err no_graph(struct infer *in, const char *name)
 static enum cm_err walk_subgraph(struct infer *in, const struct wk_graph *graph, uint32_t first,
                                  const struct wk_fact *formal, const struct wk_fact **ret_facts)
 {
-    struct wk_fact *inputs = wk_arena_take(in->arena, graph->n_inputs, sizeof *inputs);
+    /* Not from the arena: at load a body may be walked often. */
+    struct wk_fact *inputs = malloc((graph->n_inputs + 1) * sizeof *inputs);
     struct wk_fact *facts = in->walk->symbolic
                                 ? graph->facts
                                 : wk_arena_take(in->arena, graph->n_values, sizeof *facts);
-    if (!inputs || !facts)
+    if (!inputs || !facts) {
+        free(inputs);
         return wk_node_fail(in->err, CM_NOMEM, in->node, "out of memory");
+    }
     for (uint32_t i = 0; i < graph->n_inputs; i++) {
         inputs[i] =
             i < graph->n_formal ? formal[i] : in->facts[in->node->in[first + i - graph->n_formal]];
@@ -44,7 +48,9 @@ static enum cm_err walk_subgraph(struct infer *in, const struct wk_graph *graph,
     walk.facts = facts;
     walk.rows = false;
     *ret_facts = facts;
-    return wk_infer_graph(&walk, inputs);
+    enum cm_err code = wk_infer_graph(&walk, inputs);
+    free(inputs);
+    return code;
 }
 
 /* What two ways to a value have in common. False: their types differ. */
@@ -67,6 +73,16 @@ static struct wk_fact without_contents(const struct wk_fact *fact)
     return (struct wk_fact){.dtype = fact->dtype, .shape = fact->shape, .unranked = fact->unranked};
 }
 
+/* Input k is one number, as far as that is known. */
+static enum cm_err check_one(struct infer *in, unsigned k)
+{
+    const struct cm_shape *shape = &infer_in(in, k)->shape;
+    for (unsigned i = 0; i < shape->rank; i++)
+        if (shape->dims[i] >= 0 && shape->dims[i] != 1)
+            return wk_node_fail(in->err, CM_INVALID, in->node, "input %u must be one number", k);
+    return CM_OK;
+}
+
 enum cm_err infer_if(struct infer *in)
 {
     uint32_t first[2] = {0};
@@ -78,7 +94,9 @@ enum cm_err infer_if(struct infer *in)
     if (condition->dtype != CM_BOOL && condition->dtype != CM_DTYPE_NONE)
         return wk_node_fail(in->err, CM_INVALID, in->node, "the condition is %s, must be BOOL",
                             cm_dtype_name(condition->dtype));
-    enum cm_err code = CM_OK;
+    enum cm_err code = check_one(in, 0);
+    if (code != CM_OK)
+        return code;
     int certain =
         condition->data && !in->walk->symbolic ? *(const uint8_t *)condition->data != 0 : -1;
     for (int i = 0; i < 2; i++) {
@@ -101,7 +119,11 @@ enum cm_err infer_if(struct infer *in)
         const struct wk_fact *a = facts[0] ? &facts[0][graphs[0]->outputs[k]] : NULL;
         const struct wk_fact *b = facts[1] ? &facts[1][graphs[1]->outputs[k]] : NULL;
         struct wk_fact both;
-        if (!meet(a ? a : b, b ? b : a, &both))
+        enum cm_dtype at_load = CM_DTYPE_NONE;
+        if (out && !in->walk->symbolic) /* what follows was checked, and packed, for that type */
+            at_load = in->walk->graph->facts[in->node->out[k]].dtype;
+        if (!meet(a ? a : b, b ? b : a, &both) ||
+            (at_load != CM_DTYPE_NONE && both.dtype != CM_DTYPE_NONE && at_load != both.dtype))
             return wk_node_fail(in->err, CM_INVALID, in->node,
                                 "output %u has different types in the branches", k);
         if (out)
@@ -110,15 +132,21 @@ enum cm_err infer_if(struct infer *in)
     return CM_OK;
 }
 
-/* Walks a body until what it carries from trip to trip agrees with what it started from. state has
- * n_state facts, formal inputs from `to` on and outputs from `from` on. */
+/* Rounds that may forget a dimension or a rank here and there; the next one forgets all ranks. */
+enum { TRIP_ROUNDS = 3 };
+
+/* Walks a body until what it carries from trip to trip agrees with what it started from: n_state
+ * formal inputs from `to` on and outputs from `from` on. States that hand shapes on to each other
+ * take as many rounds as there are of them, so that in the end every rank is forgotten. */
 static enum cm_err walk_trips(struct infer *in, const struct wk_graph *graph, uint32_t first,
                               struct wk_fact *formal, uint32_t to, uint32_t from, uint32_t n_state,
                               const struct wk_fact **ret_facts)
 {
-    /* Each round only forgets dimensions, then ranks; so the third one changes nothing. */
-    for (int round = 0; round < 3; round++) {
-        bool same = true;
+    bool same = false;
+    for (int round = 0; round <= TRIP_ROUNDS && !same; round++) {
+        for (uint32_t i = 0; i < n_state && round == TRIP_ROUNDS; i++)
+            formal[to + i] = (struct wk_fact){.dtype = formal[to + i].dtype, .unranked = true};
+        same = true;
         enum cm_err code = walk_subgraph(in, graph, first, formal, ret_facts);
         if (code != CM_OK)
             return code;
@@ -133,9 +161,8 @@ static enum cm_err walk_trips(struct infer *in, const struct wk_graph *graph, ui
                    cm_shape_equal(&met.shape, &formal[to + i].shape);
             formal[to + i] = met;
         }
-        if (same)
-            break;
     }
+    CM_ASSERT(same);
     return CM_OK;
 }
 
@@ -152,22 +179,12 @@ static enum cm_err check_body(struct infer *in, const struct wk_graph *graph, ui
     return CM_OK;
 }
 
-enum cm_err infer_loop(struct infer *in)
+/* formal has room for the body's formal inputs. */
+static enum cm_err loop_facts(struct infer *in, const struct wk_graph *graph, uint32_t first,
+                              uint32_t n_state, struct wk_fact *formal)
 {
-    if (in->node->n_given < 2)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "%u inputs, must be at least 2",
-                            in->node->n_given);
-    uint32_t first = 0, n_state = in->node->n_given - 2u;
-    const struct wk_graph *graph = graph_of(in, "body", &first);
     const struct wk_fact *facts = NULL;
-    if (!graph)
-        return no_graph(in, "body");
-    enum cm_err code = check_body(in, graph, n_state + 2, n_state + 1, 1);
-    struct wk_fact *formal = wk_arena_take(in->arena, n_state + 2, sizeof *formal);
-    if (code == CM_OK && !formal)
-        code = wk_node_fail(in->err, CM_NOMEM, in->node, "out of memory");
-    if (code != CM_OK)
-        return code;
+    enum cm_err code = CM_OK;
     formal[0] = (struct wk_fact){.dtype = CM_INT64};
     formal[1] = (struct wk_fact){.dtype = CM_BOOL};
     for (uint32_t i = 0; i < n_state; i++) {
@@ -190,6 +207,25 @@ enum cm_err infer_loop(struct infer *in)
         else if (k >= n_state)
             code = infer_later(in, k, out->dtype, out->shape.rank + 1);
     }
+    return code;
+}
+
+enum cm_err infer_loop(struct infer *in)
+{
+    if (in->node->n_given < 2)
+        return wk_node_fail(in->err, CM_INVALID, in->node, "%u inputs, must be at least 2",
+                            in->node->n_given);
+    uint32_t first = 0, n_state = in->node->n_given - 2u;
+    const struct wk_graph *graph = graph_of(in, "body", &first);
+    if (!graph)
+        return no_graph(in, "body");
+    enum cm_err code = check_body(in, graph, n_state + 2, n_state + 1, 1);
+    if (code != CM_OK)
+        return code;
+    struct wk_fact *formal = calloc(n_state + 2, sizeof *formal);
+    code = formal ? loop_facts(in, graph, first, n_state, formal)
+                  : wk_node_fail(in->err, CM_NOMEM, in->node, "out of memory");
+    free(formal);
     return code;
 }
 
@@ -236,8 +272,10 @@ enum cm_err infer_scan(struct infer *in)
                             (long long)n_scan, n);
     uint32_t n_state = n - (uint32_t)n_scan;
     enum cm_err code = check_body(in, graph, n, n_state, 0);
-    struct wk_fact *formal = wk_arena_take(in->arena, n, sizeof *formal);
-    if (code == CM_OK && !formal)
+    if (code != CM_OK)
+        return code;
+    struct wk_fact *formal = calloc(n, sizeof *formal);
+    if (!formal)
         code = wk_node_fail(in->err, CM_NOMEM, in->node, "out of memory");
     if (code == CM_OK)
         code = scan_formal(in, first_in, n_state, n, formal);
@@ -251,5 +289,6 @@ enum cm_err infer_scan(struct infer *in)
         code = infer_later(in, k, k < n_state ? formal[k].dtype : result->dtype,
                            rank > CM_MAX_RANK ? -1 : rank);
     }
+    free(formal);
     return code;
 }

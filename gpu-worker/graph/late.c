@@ -160,6 +160,23 @@ const void *wk_late_data(const struct wk_late *late, int32_t value)
 
 /* ---- one node -------------------------------------------------------------------------------- */
 
+/* What decides shapes is looked at more than once: by the rule, for its memory, by the kernel. It
+ * must be the same each time, also where it is an input of the model, which lies in the memory of
+ * another process. */
+static enum cm_err copy_operand(struct wk_late *late, const struct wk_fact *fact, const void **data,
+                                struct cm_error *err)
+{
+    size_t bytes = 0;
+    CM_ASSERT(cm_shape_bytes(&fact->shape, fact->dtype, &bytes) == CM_OK);
+    void *copy = wk_arena_take(&late->arena, bytes, 1);
+    if (!copy)
+        return cm_fail(err, CM_NOMEM, "no memory for what decides a shape");
+    if (bytes)
+        memcpy(copy, *data, bytes);
+    *data = copy;
+    return CM_OK;
+}
+
 /* Addresses of all operands, and their contents for the rule: it may look at all of them. */
 static enum cm_err find_operands(struct wk_late *late, uint32_t index, struct cm_error *err)
 {
@@ -180,12 +197,18 @@ static enum cm_err find_operands(struct wk_late *late, uint32_t index, struct cm
             late->in[k] = late->base + weights->items[item].offset;
             continue;
         }
+        late->in[k] = slot->data;
         if (slot->data && !fact->data && wk_fact_is_settled(fact)) {
-            enum cm_err code = wk_fact_know(fact, slot->data, &late->arena, err);
+            enum cm_err code = wk_operand_decides(node, k) && !slot->owned
+                                   ? copy_operand(late, fact, &late->in[k], err)
+                                   : CM_OK;
+            if (code == CM_OK)
+                code = wk_fact_know(fact, late->in[k], &late->arena, err);
             if (code != CM_OK)
                 return code;
         }
-        late->in[k] = slot->data ? slot->data : wk_fact_contents(fact, &late->arena, &known);
+        if (!slot->data)
+            late->in[k] = wk_fact_contents(fact, &late->arena, &known);
     }
     return CM_OK;
 }
@@ -224,6 +247,12 @@ static enum cm_err run_flow(struct wk_late *late, uint32_t at, const struct wk_n
     enum cm_err code = wk_flow_run(late->flows[at], late->facts, late->in, late->tensors, err);
     for (unsigned k = 0; k < node->n_out; k++) {
         struct wk_tensor *tensor = &late->tensors[k];
+        enum cm_dtype at_load =
+            node->out[k] < 0 ? CM_DTYPE_NONE : late->plan->graph->facts[node->out[k]].dtype;
+        /* What follows was checked, and packed, for that type. */
+        if (code == CM_OK && at_load != CM_DTYPE_NONE && at_load != tensor->dtype)
+            code = wk_node_fail(err, CM_INVALID, node, "output %u must be %s but is %s", k,
+                                cm_dtype_name(at_load), cm_dtype_name(tensor->dtype));
         if (code == CM_OK && node->out[k] >= 0) {
             late->facts[node->out[k]] =
                 (struct wk_fact){.dtype = tensor->dtype, .shape = tensor->shape};
@@ -289,7 +318,7 @@ static enum cm_err run_node(struct wk_late *late, uint32_t at, struct cm_error *
 {
     struct wk_plan *plan = late->plan;
     const struct wk_node *node = &plan->graph->nodes[late->nodes[at]];
-    struct wk_walk walk = {plan->graph, late->facts, &late->arena, err, NULL, false, false};
+    struct wk_walk walk = {plan->graph, late->facts, &late->arena, err, NULL, false, false, NULL};
     enum cm_err code = find_operands(late, late->nodes[at], err);
     if (code != CM_OK)
         return code;

@@ -30,6 +30,7 @@ struct loader {
     const char **captured;       /* of a subgraph: sorted */
     size_t n_captured;
     size_t *total_nodes; /* of the whole file so far */
+    size_t *total_graphs;
     int64_t opset;
     struct named *names; /* sorted once complete */
     uint32_t n_names;
@@ -431,6 +432,14 @@ static enum cm_err resolve_outputs(struct loader *loader)
 
 /* ---- all together ---------------------------------------------------------------------------- */
 
+static enum cm_err take_infos(struct loader *loader)
+{
+    struct wk_graph *graph = loader->graph;
+    graph->input_info = wk_arena_take(&graph->arena, WK_MAX_IO, sizeof *graph->input_info);
+    graph->output_info = wk_arena_take(&graph->arena, WK_MAX_IO, sizeof *graph->output_info);
+    return graph->input_info && graph->output_info ? CM_OK : out_of_memory(loader);
+}
+
 static enum cm_err check_size(struct loader *loader)
 {
     const Onnx__GraphProto *proto = loader->proto;
@@ -462,11 +471,9 @@ static enum cm_err check_size(struct loader *loader)
     graph->nodes = wk_arena_take(arena, proto->n_node + 1, sizeof *graph->nodes);
     graph->inputs = wk_arena_take(arena, n_inputs, sizeof *graph->inputs);
     graph->outputs = wk_arena_take(arena, n_outputs, sizeof *graph->outputs);
-    graph->input_info = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->input_info);
-    graph->output_info = wk_arena_take(arena, WK_MAX_IO, sizeof *graph->output_info);
     loader->names = malloc((values + 1) * sizeof *loader->names);
     if (!graph->values || !graph->facts || !graph->roots || !graph->nodes || !graph->inputs ||
-        !graph->outputs || !graph->input_info || !graph->output_info || !loader->names)
+        !graph->outputs || !loader->names)
         return out_of_memory(loader);
     return CM_OK;
 }
@@ -609,6 +616,9 @@ static enum cm_err load_subgraph(struct loader *parent, const struct wk_node *no
                                  int32_t **ret_from)
 {
     struct list captured = {0};
+    if (++*parent->total_graphs > WK_MAX_SUBGRAPHS)
+        return cm_fail(parent->err, CM_LIMIT, "the model has more than %d subgraphs",
+                       WK_MAX_SUBGRAPHS);
     struct wk_graph *graph = wk_arena_take(&parent->graph->arena, 1, sizeof *graph);
     enum cm_err code = CM_OK;
     if (!graph || !collect_captured(proto, &captured) ||
@@ -626,6 +636,7 @@ static enum cm_err load_subgraph(struct loader *parent, const struct wk_node *no
                             .captured = captured.names,
                             .n_captured = captured.n,
                             .total_nodes = parent->total_nodes,
+                            .total_graphs = parent->total_graphs,
                             .opset = parent->opset,
                             .err = parent->err};
     code = fill_subgraph(&loader, node, *ret_from);
@@ -676,6 +687,8 @@ static enum cm_err build(struct loader *loader)
 {
     enum cm_err code = check_size(loader);
     if (code == CM_OK)
+        code = take_infos(loader);
+    if (code == CM_OK)
         code = add_initializers(loader);
     if (code == CM_OK)
         code = add_inputs(loader);
@@ -693,8 +706,9 @@ static enum cm_err build(struct loader *loader)
 enum cm_err wk_graph_load(struct wk_graph *graph, const void *bytes, size_t length,
                           const struct wk_load_options *options, struct cm_error *err)
 {
-    size_t total_nodes = 0;
-    struct loader loader = {.graph = graph, .err = err, .total_nodes = &total_nodes};
+    size_t total_nodes = 0, total_graphs = 0;
+    struct loader loader = {
+        .graph = graph, .err = err, .total_nodes = &total_nodes, .total_graphs = &total_graphs};
     enum cm_err code = wk_wire_check(&onnx__model_proto__descriptor, bytes, length, err);
     if (code != CM_OK)
         return code;

@@ -61,37 +61,33 @@ static bool is_step(const struct builder *b, const struct wk_node *node)
 }
 
 /* Contents that the shapes have settled: not late, whatever they were made from. */
-static bool is_known(struct builder *b, const struct wk_node *node)
+static bool is_known(const struct builder *b, const struct wk_node *node)
 {
-    for (unsigned k = 0; k < node->n_out; k++) {
-        bool known = true;
-        if (node->out[k] >= 0)
-            (void)wk_fact_contents(&b->plan->facts[node->out[k]], &b->scratch, &known);
-        if (!known)
+    for (unsigned k = 0; k < node->n_out; k++)
+        if (node->out[k] >= 0 && !wk_fact_is_known(&b->plan->facts[node->out[k]]))
             return false;
-    }
     return true;
 }
 
-static bool must_be_late(struct builder *b, const struct wk_node *node)
+static bool must_be_late(const struct builder *b, const struct wk_node *node)
 {
     const struct wk_fact *facts = b->plan->facts;
+    /* A branch writes all of its outputs: as a step it would have no memory for one that nobody
+     * wants. */
+    bool has_graphs = wk_node_has_graphs(node);
     if (node->op == WK_OP_Loop || node->op == WK_OP_Scan)
         return true;
     for (unsigned k = 0; k < node->n_in; k++) {
         int32_t value = node->in[k];
-        bool known = true;
         if (value < 0)
             continue;
-        if (wk_operand_decides(node, k))
-            (void)wk_fact_contents(&facts[value], &b->scratch, &known);
-        if (!known)
+        if (wk_operand_decides(node, k) && !wk_fact_is_known(&facts[value]))
             return true;
         if (b->value_late[value] || !wk_fact_is_settled(&facts[value]))
             return true;
     }
     for (unsigned k = 0; k < node->n_out; k++)
-        if (node->out[k] >= 0 && !wk_fact_is_settled(&facts[node->out[k]]))
+        if (node->out[k] < 0 ? has_graphs : !wk_fact_is_settled(&facts[node->out[k]]))
             return true;
     return false;
 }
@@ -327,10 +323,14 @@ static enum cm_err link_late(struct builder *b)
         for (unsigned k = 0; k < node->n_in && b->late[i]; k++) {
             int32_t root = node->in[k] < 0 ? -1 : b->graph->roots[node->in[k]];
             if (root < 0 || linked[root] || b->value_late[root] ||
-                b->graph->values[root].constant || b->places[root].where == AT_NOWHERE)
+                b->weights->of_input[b->weights->first_in[i] + k] != WK_NO_WEIGHT)
                 continue;
+            /* A late view leads back to its root, also where that is known before the run. */
+            struct place place;
+            code = place_of(b, root, WK_NO_WEIGHT, &place);
             linked[root] = true;
-            patch(b, wk_late_slot(plan->late, root), b->places[root]);
+            if (code == CM_OK)
+                patch(b, wk_late_slot(plan->late, root), place);
         }
     }
     return code;
@@ -411,8 +411,9 @@ static enum cm_err settle(struct builder *b, const struct wk_fact *inputs)
     b->value_late = wk_arena_take(&b->scratch, b->graph->n_values, sizeof *b->value_late);
     if (!plan->facts || !b->late || !b->value_late)
         return out_of_memory(b);
+    struct wk_spent spent = {0};
     struct wk_walk walk = {b->graph,      plan->facts, &plan->arena, b->err,
-                           plan->backend, false,       false};
+                           plan->backend, false,       false,        &spent};
     enum cm_err code = wk_infer_graph(&walk, inputs);
     if (code == CM_OK)
         find_late(b);
@@ -498,6 +499,11 @@ static enum cm_err give_late(struct wk_plan *plan, void *const *outputs, struct 
                            cm_dtype_name(fact->dtype));
         if (!wk_plan_output_is_settled(plan, i))
             continue;
+        /* The caller has made room for what the plan said. */
+        const struct wk_fact *planned = &plan->facts[plan->graph->outputs[i]];
+        if (planned->dtype != fact->dtype || !cm_shape_equal(&planned->shape, &fact->shape))
+            return cm_fail(err, CM_INVALID, "output %u has another shape in the run than before it",
+                           i);
         CM_ASSERT(cm_shape_bytes(&fact->shape, fact->dtype, &bytes) == CM_OK);
         if (bytes)
             memcpy(outputs[i], wk_plan_output_data(plan, i), bytes);

@@ -166,6 +166,7 @@ enum cm_err wk_weights_lay_out(const struct wk_backend *backend, struct wk_graph
 {
     enum cm_err code = take_tables(weights, graph, err);
     graph->weights = weights;
+    weights->graph = graph;
     for (uint32_t i = 0; i < graph->n_nodes && code == CM_OK; i++)
         code = lay_out_node(weights, backend, graph, i, err);
     if (code == CM_OK)
@@ -184,15 +185,6 @@ void wk_weights_fini(struct wk_weights *weights)
         wk_weights_fini(child);
     free(weights->items);
     weights->items = NULL;
-}
-
-static const struct wk_graph *graph_of(const struct wk_graph *graph,
-                                       const struct wk_weights *weights)
-{
-    const struct wk_graph *child = graph->child;
-    while (child->weights != weights)
-        child = child->sibling;
-    return child;
 }
 
 void wk_weights_pack(const struct wk_weights *weights, const struct wk_backend *backend,
@@ -214,5 +206,5 @@ void wk_weights_pack(const struct wk_weights *weights, const struct wk_backend *
         memset(out + item->bytes, 0, end - item->offset - item->bytes);
     }
     for (const struct wk_weights *child = weights->child; child; child = child->sibling)
-        wk_weights_pack(child, backend, graph_of(graph, child), (char *)base + child->first_byte);
+        wk_weights_pack(child, backend, child->graph, (char *)base + child->first_byte);
 }

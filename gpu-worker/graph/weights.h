@@ -28,6 +28,7 @@ struct wk_weights {
     size_t own_bytes;    /* of items */
     size_t bytes;        /* with those of subgraphs, which follow */
     size_t first_byte;   /* of a subgraph: where its block starts in its parent's */
+    const struct wk_graph *graph;
     struct wk_weights *child, *sibling;
 };
 

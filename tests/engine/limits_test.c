@@ -1,5 +1,6 @@
 /* The largest and worst-shaped models that a file can hold, each loaded in a process with a limit
- * on processor time and address space: refused or loaded, but in bounded time and memory.
+ * on processor time and address space: refused, or loaded and planned a few times, but in bounded
+ * time and memory.
  *
  * Under the address sanitizer, which needs terabytes of addresses, the time is limited only. */
 #include "gpu-worker/graph/graph.h"
@@ -269,12 +270,88 @@ static void *wide_nodes(size_t *ret)
     return of_kit(m, ret);
 }
 
+/* Loops in each other, each with states that take several rounds of inference to settle. */
+static struct kit_model *loops_in_loops(unsigned depth)
+{
+    struct kit_model *m = kit_model(13);
+    kit_input(m, "i", CM_INT64, KIT_SHAPE0());
+    kit_input(m, "going", CM_BOOL, KIT_SHAPE0());
+    kit_input(m, "a", CM_FP32, KIT_SHAPE0());
+    kit_input(m, "b", CM_FP32, KIT_SHAPE0());
+    kit_input(m, "c", CM_FP32, KIT_SHAPE0());
+    kit_input(m, "d", CM_FP32, KIT_SHAPE0());
+    kit_output(m, "going", CM_BOOL, KIT_SHAPE0());
+    kit_output(m, "b", CM_FP32, KIT_SHAPE0());
+    kit_output(m, "c", CM_FP32, KIT_SHAPE0());
+    kit_output(m, "d", CM_FP32, KIT_SHAPE0());
+    kit_output(m, "a", CM_FP32, KIT_SHAPE0());
+    if (!depth)
+        return m;
+    kit_node(m, "Loop", "n,,x,x,x,w", "e");
+    kit_attr_graph(m, "body", loops_in_loops(depth - 1));
+    kit_output(m, "e", CM_FP32, KIT_SHAPE0());
+    return m;
+}
+
+static void *nested_loops(size_t *ret)
+{
+    struct kit_model *m = kit_model(13);
+    const float w[4] = {0};
+    const int64_t n = 1;
+    kit_input(m, "x", CM_FP32, kit_shape(1, 1));
+    kit_const(m, "w", CM_FP32, kit_shape(2, 2, 2), w);
+    kit_const(m, "n", CM_INT64, KIT_SHAPE0(), &n);
+    kit_node(m, "Loop", "n,,x,x,x,w", "y");
+    kit_attr_graph(m, "body", loops_in_loops(17));
+    kit_output(m, "y", CM_FP32, KIT_SHAPE0());
+    return of_kit(m, ret);
+}
+
+/* Two subgraphs a node, each of nothing but a name. */
+static void *many_branches(size_t *ret)
+{
+    struct kit_model *m = kit_model(13);
+    char in[16], out[16];
+    kit_input(m, "c", CM_BOOL, KIT_SHAPE0());
+    kit_input(m, "v0", CM_FP32, kit_shape(1, 1));
+    for (unsigned i = 0; i < 30000; i++) {
+        snprintf(in, sizeof in, "v%u", i);
+        snprintf(out, sizeof out, i + 1 < 30000 ? "v%u" : "y", i + 1);
+        kit_node(m, "If", "c", out);
+        for (int k = 0; k < 2; k++) {
+            struct kit_model *branch = kit_model(13);
+            kit_output(branch, in, CM_FP32, KIT_SHAPE0());
+            kit_attr_graph(m, k ? "then_branch" : "else_branch", branch);
+        }
+    }
+    kit_output(m, "y", CM_FP32, KIT_SHAPE0());
+    return of_kit(m, ret);
+}
+
+/* What only a plan can compute: from the shape of the input. */
+static void *known_per_plan(size_t *ret)
+{
+    struct kit_model *m = kit_model(13);
+    char in[16], out[16];
+    kit_input(m, "x", CM_FP32, kit_shape(1, -1));
+    kit_node(m, "Shape", "x", "s");
+    kit_node(m, "ConstantOfShape", "s", "v0");
+    for (unsigned i = 0; i < 60000; i++) {
+        snprintf(in, sizeof in, "v%u", i);
+        snprintf(out, sizeof out, "v%u", i + 1);
+        kit_node(m, "Abs", in, out);
+    }
+    kit_node(m, "Add", "v60000,x", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(1, -1));
+    return of_kit(m, ret);
+}
+
 /* ---- the limited process --------------------------------------------------------------------- */
 
 struct worst {
     const char *name;
     void *(*make)(size_t *ret_length);
-    enum cm_err code; /* of loading */
+    enum cm_err code; /* of loading and planning */
 };
 
 static const struct worst worst[] = {
@@ -290,7 +367,36 @@ static const struct worst worst[] = {
     {"growing constants", growing_constants, CM_OK},
     {"many fills", many_fills, CM_OK},
     {"wide nodes", wide_nodes, CM_OK},
+    {"loops in loops", nested_loops, CM_LIMIT},
+    {"many branches", many_branches, CM_LIMIT},
+    {"known per plan", known_per_plan, CM_OK},
 };
+
+/* Several plans at once, as a worker keeps them, for inputs of up to 8 KB. */
+static enum cm_err plan_some(struct wk_model *model, struct cm_error *err)
+{
+    const struct wk_signature *signature = wk_model_signature(model);
+    struct wk_plan *plans[4] = {NULL};
+    void *weights = NULL;
+    enum cm_err code = posix_memalign(&weights, WK_ALIGN, wk_model_weights_bytes(model) + WK_ALIGN)
+                           ? CM_NOMEM
+                           : wk_model_pack(model, weights, err);
+    if (code == CM_OK)
+        code = wk_model_attach(model, weights, err);
+    for (int k = 0; k < 4 && code == CM_OK; k++) {
+        struct cm_shape shapes[WK_MAX_IO];
+        for (unsigned i = 0; i < signature->n_inputs; i++) {
+            shapes[i] = signature->inputs[i].shape;
+            for (unsigned d = 0; d < shapes[i].rank; d++)
+                shapes[i].dims[d] = shapes[i].dims[d] < 0 ? 2048 - k : shapes[i].dims[d];
+        }
+        code = wk_plan_create(model, shapes, err, &plans[k]);
+    }
+    for (int k = 0; k < 4; k++)
+        wk_plan_destroy(plans[k]);
+    free(weights);
+    return code;
+}
 
 /* The child's part; what it prints ends up in the test's output. */
 static int load_limited(const struct worst *w, const void *bytes, size_t length)
@@ -306,6 +412,8 @@ static int load_limited(const struct worst *w, const void *bytes, size_t length)
 #endif
     struct wk_engine *engine = kit_engine(1, NULL);
     enum cm_err code = wk_model_parse(engine, bytes, length, NULL, &err, &model);
+    if (code == CM_OK)
+        code = plan_some(model, &err);
     wk_model_destroy(model);
     wk_engine_destroy(engine);
     getrusage(RUSAGE_SELF, &usage);
