@@ -2,11 +2,11 @@
  *
  * Used by the worker's device thread and by `ingot run`. Life of a model:
  *
- *   wk_model_parse      file bytes -> checked graph + signature; weights are still in the file
- * bytes wk_model_pack       writes the packed weights into memory that the caller owns (one writer)
- *   wk_model_attach     uses packed weights that this or another process wrote (read-only mapping)
- *   wk_plan_create      concrete input shapes -> order, kernels, memory plan; allocates all it
- * needs wk_plan_run         executes; allocates nothing, touches nothing but its arguments
+ *   wk_model_parse    file bytes -> checked graph and signature; weights are still in the file
+ *   wk_model_pack     writes packed weights into memory that the caller owns (one writer)
+ *   wk_model_attach   uses packed weights that this or another process wrote, read-only
+ *   wk_plan_create    input shapes -> order, kernels, memory; allocates what the steps need
+ *   wk_plan_run       executes; see there for what it may allocate
  *
  * Threads: a wk_engine and everything made from it belong to one thread at a time; the engine's own
  * pool threads live only inside wk_plan_run. Several engines may live in one process.
