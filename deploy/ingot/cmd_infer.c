@@ -449,8 +449,8 @@ static int infer(const struct ig_command *command, const struct request *request
 static int run_infer(const struct ig_command *command, int argc, char **argv)
 {
     struct request request = {.count = 1, .deadline_ms = DEADLINE_MS};
-    int code;
-    if (!ig_take_options(command, argc, argv, parse_option, &request, 1, &code))
+    int code = ig_take_options(command, argc, argv, parse_option, &request, 1);
+    if (code != IG_OPTIONS_TAKEN)
         return code;
     if (optind >= argc)
         return ig_usage(command, "which model? 'ingot models' lists them");

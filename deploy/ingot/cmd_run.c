@@ -355,8 +355,8 @@ static int run_run(const struct ig_command *command, int argc, char **argv)
 {
     struct request request = {.repeat = 1,
                               .tolerance = {IG_TOLERANCE_RELATIVE, IG_TOLERANCE_ABSOLUTE}};
-    int code;
-    if (!ig_take_options(command, argc, argv, parse_option, &request, 1, &code))
+    int code = ig_take_options(command, argc, argv, parse_option, &request, 1);
+    if (code != IG_OPTIONS_TAKEN)
         return code;
     if (request.ops) {
         fputs(wk_engine_ops_text(), stdout);

@@ -338,8 +338,8 @@ static int run_up(const struct ig_command *command, int argc, char **argv)
                        .timeout_s = IG_TIMEOUT_S,
                        .report = -1},
     };
-    int code;
-    if (!ig_take_options(command, argc, argv, parse_option, &request, 0, &code))
+    int code = ig_take_options(command, argc, argv, parse_option, &request, 0);
+    if (code != IG_OPTIONS_TAKEN)
         return code;
     code = check_request(command, &request);
     if (code == 0)

@@ -57,24 +57,20 @@ static int next_option(const struct ig_command *command, int argc, char **argv)
     }
 }
 
-bool ig_take_options(const struct ig_command *command, int argc, char **argv,
-                     bool (*take)(const struct ig_command *command, int id, const char *value,
-                                  void *target),
-                     void *target, int max_operands, int *ret_exit)
+int ig_take_options(const struct ig_command *command, int argc, char **argv,
+                    bool (*take)(const struct ig_command *command, int id, const char *value,
+                                 void *target),
+                    void *target, int max_operands)
 {
     int id;
-    *ret_exit = IG_EXIT_USAGE;
     while ((id = next_option(command, argc, argv)) > 0)
         if (!take(command, id, optarg, target))
-            return false;
-    if (id == NEXT_HELP)
-        *ret_exit = IG_EXIT_OK;
-    if (id < 0)
-        return false;
-    if (argc - optind <= max_operands)
-        return true;
-    ig_usage(command, "unexpected argument '%s'", argv[optind + max_operands]);
-    return false;
+            return IG_EXIT_USAGE;
+    if (id != 0)
+        return id == NEXT_HELP ? IG_EXIT_OK : IG_EXIT_USAGE;
+    if (argc - optind > max_operands)
+        return ig_usage(command, "unexpected argument '%s'", argv[optind + max_operands]);
+    return IG_OPTIONS_TAKEN;
 }
 
 int ig_usage(const struct ig_command *command, const char *format, ...)

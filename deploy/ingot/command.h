@@ -34,12 +34,14 @@ struct ig_command {
     int (*run)(const struct ig_command *command, int argc, char **argv);
 };
 
-/* Hands every option to take, which complains and returns false if it is not acceptable; then
- * argv[optind] is the first of at most max_operands others. False: exit with *ret_exit. */
-bool ig_take_options(const struct ig_command *command, int argc, char **argv,
-                     bool (*take)(const struct ig_command *command, int id, const char *value,
-                                  void *target),
-                     void *target, int max_operands, int *ret_exit);
+/* Hands every option to take, which complains and returns false if it is not acceptable. Returns
+ * IG_OPTIONS_TAKEN, and argv[optind] is the first of at most max_operands others; or the exit code
+ * to end with. */
+#define IG_OPTIONS_TAKEN (-1)
+int ig_take_options(const struct ig_command *command, int argc, char **argv,
+                    bool (*take)(const struct ig_command *command, int id, const char *value,
+                                 void *target),
+                    void *target, int max_operands);
 
 /* Prints "ingot NAME: sentence" and where to read more; returns IG_EXIT_USAGE. */
 int ig_usage(const struct ig_command *command, const char *format, ...)

@@ -31,8 +31,8 @@ int ig_on_cluster(const struct ig_command *command, int argc, char **argv,
     struct request request = {0};
     char run_dir[PATH_MAX];
     struct cm_error err = {0};
-    int code;
-    if (!ig_take_options(command, argc, argv, take, &request, 0, &code))
+    int code = ig_take_options(command, argc, argv, take, &request, 0);
+    if (code != IG_OPTIONS_TAKEN)
         return code;
     if (ig_run_dir_resolve(request.run_dir, &err, run_dir) != CM_OK)
         return ig_usage(command, "%s", err.text);
