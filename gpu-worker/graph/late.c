@@ -198,10 +198,11 @@ static enum cm_err find_operands(struct wk_late *late, uint32_t index, struct cm
             continue;
         }
         late->in[k] = slot->data;
-        if (slot->data && !fact->data && wk_fact_is_settled(fact)) {
-            enum cm_err code = wk_operand_decides(node, k) && !slot->owned
-                                   ? copy_operand(late, fact, &late->in[k], err)
-                                   : CM_OK;
+        /* An operand before this one, which decided nothing, may have left the value uncopied. */
+        bool copied = !slot->owned && wk_operand_decides(node, k);
+        bool known_as_is = fact->data && fact->data == slot->data;
+        if (slot->data && (!fact->data || (copied && known_as_is)) && wk_fact_is_settled(fact)) {
+            enum cm_err code = copied ? copy_operand(late, fact, &late->in[k], err) : CM_OK;
             if (code == CM_OK)
                 code = wk_fact_know(fact, late->in[k], &late->arena, err);
             if (code != CM_OK)

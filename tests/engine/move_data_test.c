@@ -3,8 +3,10 @@
 #include "tests/engine/kit.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -469,13 +471,82 @@ static void rows(void **state)
     }
 }
 
+/* ---- inputs that change while they are read -------------------------------------------------- */
+
+/* Somebody who writes now one and now another number to the same place. */
+struct writer {
+    volatile float *place;
+    float numbers[2];
+    _Atomic bool stop;
+};
+
+static void *write_on(void *context)
+{
+    struct writer *w = context;
+    for (unsigned i = 0; !atomic_load(&w->stop); i++)
+        *w->place = w->numbers[i / 64 % 2];
+    return NULL;
+}
+
+/* Scales that come with the request decide a shape and then the kernel's tables, which must agree
+ * whatever happens in between: every run gives one of the two shapes. */
+static void shapes_that_change(void **state)
+{
+    static const char *const modes[] = {"nearest", "linear"};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        struct kit_model *m = kit_model(13);
+        struct kit_loaded l;
+        struct wk_plan *plan;
+        struct cm_error err = {0};
+        struct cm_shape shapes[2] = {kit_shape(4, 1, 1, 4, 4), kit_shape(1, 4)};
+        kit_input(m, "x", CM_FP32, shapes[0]);
+        kit_input(m, "s", CM_FP32, shapes[1]);
+        kit_output(m, "y", CM_FP32, kit_shape(4, -1, -1, -1, -1));
+        if (i == 1) /* looks at the scales first, but for no shape */
+            kit_node(m, "NonZero", "s", "i");
+        kit_node(m, "Resize", "x,,s", "y");
+        kit_attr_s(m, "mode", modes[i]);
+        if (i == 1)
+            kit_output(m, "i", CM_INT64, kit_shape(2, 1, -1));
+        kit_load_model(&l, m, 1, NULL);
+        assert_int_equal(wk_plan_create(l.model, shapes, &err, &plan), CM_OK);
+        float *x = kit_guarded(16 * sizeof *x), *scales = kit_guarded(4 * sizeof *scales);
+        void *scratch = kit_guarded(wk_plan_scratch_bytes(plan)), *y[2] = {NULL, NULL};
+        const void *inputs[2] = {x, scales};
+        struct writer writer = {&scales[2], {1.0f, 64.0f}, false};
+        pthread_t thread;
+        for (int k = 0; k < 4; k++)
+            scales[k] = 1.0f;
+        assert_int_equal(pthread_create(&thread, NULL, write_on, &writer), 0);
+        /* Until the writer has been at work for a while; on a busy machine it may start late. */
+        for (int run = 0, seen[2] = {0, 0}; run < 1 << 20 && (seen[0] < 500 || seen[1] < 500);
+             run++) {
+            enum cm_err code = wk_plan_run(plan, inputs, y, scratch, &err);
+            int64_t rows = wk_plan_output_shape(plan, 0)->dims[2];
+            if (code != CM_OK || (rows != 4 && rows != 256))
+                fail_msg("%s: %lld rows: %s", modes[i], (long long)rows, err.text);
+            seen[rows == 256]++;
+        }
+        atomic_store(&writer.stop, true);
+        pthread_join(thread, NULL);
+        wk_plan_destroy(plan);
+        kit_guarded_free(scratch);
+        kit_guarded_free(scales);
+        kit_guarded_free(x);
+        kit_unload(&l);
+        kit_free(m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(non_zeros),         cmocka_unit_test(compresses),
-        cmocka_unit_test(suppressions),      cmocka_unit_test(ngrams),
-        cmocka_unit_test(bounds_in_the_run), cmocka_unit_test(bad_bounds_in_the_run),
-        cmocka_unit_test(refusals),          cmocka_unit_test(rows),
+        cmocka_unit_test(non_zeros),          cmocka_unit_test(compresses),
+        cmocka_unit_test(suppressions),       cmocka_unit_test(ngrams),
+        cmocka_unit_test(bounds_in_the_run),  cmocka_unit_test(bad_bounds_in_the_run),
+        cmocka_unit_test(refusals),           cmocka_unit_test(rows),
+        cmocka_unit_test(shapes_that_change),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
