@@ -6,6 +6,9 @@
 size_t k_copy_items(const struct k_copy *c)
 {
     size_t items = 1;
+    /* Of runs without elements there may be too many to loop over. */
+    if (c->rank > 0 && c->dims[c->rank - 1] == 0)
+        return 0;
     for (unsigned d = 0; d + 1 < c->rank; d++)
         items *= c->dims[d];
     return items;

@@ -66,7 +66,8 @@ void k_cast(enum cm_dtype from, enum cm_dtype to, const void *x, void *y, size_t
 
 /* Strided copy: y[sum idx*out_stride] = x[sum idx*in_stride] over dims, strides in elements of
  * `element` bytes (1..16, any). Covers transpose, slice, concat, expand (stride 0). Items: [i0, i1)
- * of the product of all dims but the last. rank 0 copies one element (one item). */
+ * of the product of all dims but the last; none where the last is 0. rank 0 copies one element (one
+ * item). */
 struct k_copy {
     size_t element;
     unsigned rank;

@@ -281,6 +281,10 @@ static void test_copy(void **state)
     k_copy_simplify(&reverse);
     k_copy_run(&reverse, 0, k_copy_items(&reverse));
     assert_true(y[0] == 3 && y[3] == 0 && y[4] == 7 && y[11] == 8);
+    /* More empty runs than there is time for. */
+    const struct k_copy nothing = {
+        .element = 4, .rank = 3, .dims = {(size_t)1 << 30, (size_t)1 << 30, 0}};
+    assert_int_equal(k_copy_items(&nothing), 0);
 }
 
 /* ---- broadcasting ---- */

@@ -197,6 +197,34 @@ static void reduce_nothing(void **state)
         }
 }
 
+/* Dimensions beside the empty one are not looped over: there would be 2^61 of them. */
+static void reduce_much_of_nothing(void **state)
+{
+    static const enum cm_dtype types[] = {CM_FP32, CM_FP64};
+    const struct cm_shape much = kit_shape(4, 1 << 30, 1 << 29, 4, 0);
+    const char zeros[4 * sizeof(double)] = {0};
+    const void *nothing = zeros;
+    (void)state;
+    for (int t = 0; t < COUNT(types); t++) {
+        struct kit_model *m = kit_model(11);
+        struct kit_loaded l;
+        struct cm_shape shape;
+        void *y;
+        kit_input(m, "x", types[t], kit_shape(4, -1, -1, -1, -1));
+        kit_node(m, "ReduceSum", "x", "y");
+        kit_attr_ints(m, "axes", 3, 0, 1, 3);
+        kit_attr_i(m, "keepdims", 0);
+        kit_output(m, "y", types[t], kit_shape(1, -1));
+        kit_load_model(&l, m, 1, NULL);
+        kit_run(&l, &much, &nothing, &y, &shape);
+        assert_true(shape.rank == 1 && shape.dims[0] == 4);
+        assert_memory_equal(y, zeros, 4 * cm_dtype_size(types[t]));
+        free(y);
+        kit_unload(&l);
+        kit_free(m);
+    }
+}
+
 /* noop_with_empty_axes reduces over no axis: each element by itself. */
 static void reduce_no_axes(void **state)
 {
@@ -661,6 +689,7 @@ int main(void)
         cmocka_unit_test(reduce_bytes),
         cmocka_unit_test(reduce_integers),
         cmocka_unit_test(reduce_nothing),
+        cmocka_unit_test(reduce_much_of_nothing),
         cmocka_unit_test(reduce_no_axes),
         cmocka_unit_test(log_sum_exp_edges),
         cmocka_unit_test(reduce_refusals),
