@@ -113,17 +113,31 @@ void cpu_strides(const struct cm_shape *shape, ptrdiff_t ret_strides[CM_MAX_RANK
     }
 }
 
+/* A workspace that no size_t holds becomes the largest one and stays it: cpu_prepare refuses it. */
+static void add_workspace(struct cpu_prepare *p, size_t bytes)
+{
+    if (!cm_size_add(p->workspace, bytes, &p->workspace))
+        p->workspace = SIZE_MAX;
+}
+
 size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats)
 {
-    size_t padded = (floats + 31) / 32 * 32; /* WK_ALIGN bytes */
-    p->workspace += padded * sizeof(float) * p->cpu->threads;
+    size_t padded = 0, bytes = SIZE_MAX;
+    if (cm_size_align(floats, WK_ALIGN / sizeof(float), &padded) &&
+        cm_size_mul(padded, sizeof(float) * p->cpu->threads, &bytes))
+        add_workspace(p, bytes);
+    else
+        p->workspace = SIZE_MAX;
     return padded;
 }
 
 size_t cpu_take_bytes(struct cpu_prepare *p, size_t bytes)
 {
-    size_t at = (p->workspace + WK_ALIGN - 1) / WK_ALIGN * WK_ALIGN;
-    p->workspace = at + bytes;
+    size_t at;
+    if (!cm_size_align(p->workspace, WK_ALIGN, &at))
+        at = SIZE_MAX;
+    p->workspace = at;
+    add_workspace(p, bytes);
     return at;
 }
 
@@ -242,7 +256,7 @@ static void cpu_destroy(struct wk_backend *backend)
 
 static const struct wk_backend_ops cpu_ops = {
     .name = "cpu",
-    .packing_version = 1,
+    .packing_version = 2,
     .supports = cpu_supports,
     .fuses = cpu_can_fuse,
     .layout = cpu_layout,

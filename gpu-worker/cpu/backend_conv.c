@@ -2,8 +2,8 @@
  *
  * FP32 with one or two spatial dimensions runs in kernels; with three it is packed here, panel by
  * panel, for the GEMM kernel: the same chain over (channel, kz, ky, kx). FP16 and BF16 are widened
- * to FP32. Double precision is plain loops. */
-#include "gpu-worker/cpu/backend_priv.h"
+ * to FP32 (backend_mixed.h). Double precision is plain loops. */
+#include "gpu-worker/cpu/backend_mixed.h"
 
 #include "common/check.h"
 
@@ -202,7 +202,7 @@ static enum cm_err prepare_plain(struct cpu_prepare *p, const struct wk_window *
     return CM_OK;
 }
 
-/* By the number of dimensions; operands are taken for FP32. */
+/* FP32, by the number of dimensions. */
 static enum cm_err prepare_float(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
     const struct cm_shape *x = &wk_call_in(p->call, 0)->shape, *w = &wk_call_in(p->call, 1)->shape;
@@ -221,7 +221,7 @@ enum cm_err cpu_prepare_conv(struct cpu_prepare *p, const struct cpu_step **ret_
     if (x->dtype == CM_FP32)
         return prepare_float(p, ret_step);
     if (x->dtype != CM_FP64)
-        return cpu_prepare_widened(p, prepare_float, ret_step);
+        return cpu_prepare_mixed(p, prepare_float, 0, ret_step);
     enum cm_err code = wk_window_resolve(p->call->node, &x->shape,
                                          &wk_call_in(p->call, 1)->shape.dims[2], p->err, &window);
     return code == CM_OK ? prepare_plain(p, &window, true, ret_step) : code;

@@ -6,9 +6,10 @@
  * and windows that do not overlap differ from those that do in nothing but the way of scattering.
  *
  * FP16 and BF16 are widened to FP32. Double precision rounds every product and every sum. */
-#include "gpu-worker/cpu/backend_priv.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 
 #include "common/check.h"
+#include "gpu-worker/cpu/plain.h"
 
 #include <string.h>
 
@@ -39,10 +40,19 @@ static void transpose_weights(const float *from, size_t ic, size_t rows, float *
             to[r * ic + c] = from[c * rows + r];
 }
 
+/* The same of FP16 and BF16, which are converted one by one. */
+static void transpose_halves(enum cm_dtype dtype, const uint16_t *from, size_t ic, size_t rows,
+                             float *to)
+{
+    for (size_t c = 0; c < ic; c++)
+        for (size_t r = 0; r < rows; r++)
+            k_cast(dtype, CM_FP32, from + c * rows + r, to + r * ic + c, 1);
+}
+
 void cpu_layout_conv_transpose(const struct wk_call *call, unsigned k, struct wk_layout *ret_layout)
 {
     const struct wk_fact *w = wk_call_in(call, 1);
-    if (k == 1 && w->dtype == CM_FP32)
+    if (k == 1 && w->dtype != CM_FP64)
         *ret_layout = (struct wk_layout){CPU_LAYOUT_CONV_TRANSPOSE,
                                          cpu_count(&w->shape) * sizeof(float), false};
 }
@@ -50,12 +60,19 @@ void cpu_layout_conv_transpose(const struct wk_call *call, unsigned k, struct wk
 void cpu_pack_conv_transpose(const struct wk_call *call, unsigned k, void *ret_bytes)
 {
     const struct cm_shape *w = &wk_call_in(call, 1)->shape;
-    const float *data = call->graph->values[call->node->in[1]].constant->data;
+    enum cm_dtype dtype = wk_call_in(call, 1)->dtype;
+    const char *data = call->graph->values[call->node->in[1]].constant->data;
     size_t groups = (size_t)wk_node_int(call->node, "group", 1);
     size_t ic = (size_t)w->dims[0] / groups, rows = (size_t)w->dims[1] * taps_of(w);
     CM_ASSERT(k == 1);
-    for (size_t g = 0; g < groups; g++)
-        transpose_weights(data + g * ic * rows, ic, rows, (float *)ret_bytes + g * ic * rows);
+    for (size_t g = 0; g < groups; g++) {
+        const void *from = data + g * ic * rows * cm_dtype_size(dtype);
+        float *to = (float *)ret_bytes + g * ic * rows;
+        if (dtype == CM_FP32)
+            transpose_weights(from, ic, rows, to);
+        else
+            transpose_halves(dtype, from, ic, rows, to);
+    }
 }
 
 static void weights_body(const struct cpu_backend *cpu, const struct cpu_step *step,
@@ -228,7 +245,6 @@ static enum cm_err take_step(struct cpu_prepare *p, cpu_body_fn *body, struct tr
 
 static enum cm_err prepare_float(struct cpu_prepare *p, const struct cpu_step **ret_step)
 {
-    const struct wk_fact *w = wk_call_in(p->call, 1);
     struct transpose_step *s;
     enum cm_err code = take_step(p, overlap_body, &s);
     if (code != CM_OK)
@@ -245,7 +261,7 @@ static enum cm_err prepare_float(struct cpu_prepare *p, const struct cpu_step **
     s->blocks = (all + s->block - 1) / s->block;
     s->step.items = (size_t)wk_call_in(p->call, 0)->shape.dims[0] * s->groups * s->blocks;
     s->step.run = transpose_run;
-    s->packed = wk_call_is_constant(p->call, 1) && w->dtype == CM_FP32;
+    s->packed = wk_call_is_constant(p->call, 1);
     if (!s->packed)
         s->packed_at = cpu_take_bytes(p, s->groups * s->weights * sizeof(float));
     s->block_at = cpu_take_bytes(p, 0);
@@ -306,6 +322,7 @@ enum cm_err cpu_prepare_conv_transpose(struct cpu_prepare *p, const struct cpu_s
     case CM_FP64:
         return prepare_double(p, ret_step);
     default:
-        return cpu_prepare_widened(p, prepare_float, ret_step);
+        return cpu_prepare_mixed(p, prepare_float, wk_call_is_constant(p->call, 1) ? 2 : 0,
+                                 ret_step);
     }
 }

@@ -393,9 +393,7 @@ static enum cm_err gemm_run(const struct cpu_backend *cpu, const struct cpu_step
 
 static size_t take_floats(struct cpu_prepare *p, size_t floats)
 {
-    size_t at = p->workspace / sizeof(float);
-    p->workspace += (floats + 31) / 32 * 32 * sizeof(float);
-    return at;
+    return cpu_take_bytes(p, floats * sizeof(float)) / sizeof(float);
 }
 
 static void plan_transpose(struct gemm_step *s)

@@ -131,7 +131,7 @@ static void axis_taps(const struct grid_step *s, double v, int64_t n, struct gri
     static void places_##type(const struct grid_step *s, const type *grid, struct grid_taps *taps) \
     {                                                                                              \
         for (unsigned d = 0; d < s->rank; d++) {                                                   \
-            type n = grid[s->rank - 1 - d], length = (type)s->dims[d];                             \
+            type n = ((const volatile type *)grid)[s->rank - 1 - d], length = (type)s->dims[d];    \
             type v = s->align_corners ? (n + 1) / 2 * (length - 1) : ((n + 1) * length - 1) / 2;   \
             axis_taps(s, (double)v, s->dims[d], &taps[d]);                                         \
         }                                                                                          \

@@ -4,7 +4,6 @@
  * results, the inner step's own workspace. */
 #include "gpu-worker/cpu/backend_mixed.h"
 
-#include "common/check.h"
 #include "gpu-worker/cpu/plain.h"
 
 #include <string.h>
@@ -44,22 +43,30 @@ static enum cm_dtype arithmetic_of(const struct wk_call *call)
     return wk_call_in(call, 0)->dtype == CM_FP64 ? CM_FP64 : CM_FP32;
 }
 
-static bool differs(const struct wk_fact *fact, enum cm_dtype as)
+static bool is_mixed_value(const struct wk_call *call, int32_t value)
 {
-    return is_float(fact->dtype) && fact->dtype != as;
+    return value >= 0 && is_float(call->facts[value].dtype) &&
+           call->facts[value].dtype != arithmetic_of(call);
 }
 
 bool cpu_is_mixed(const struct cpu_prepare *p)
 {
     const struct wk_node *node = p->call->node;
-    enum cm_dtype as = arithmetic_of(p->call);
     for (unsigned k = 0; k < node->n_in; k++)
-        if (node->in[k] >= 0 && differs(&p->call->facts[node->in[k]], as))
+        if (is_mixed_value(p->call, node->in[k]))
             return true;
     for (unsigned k = 0; k < node->n_out; k++)
-        if (node->out[k] >= 0 && differs(&p->call->facts[node->out[k]], as))
+        if (is_mixed_value(p->call, node->out[k]))
             return true;
     return false;
+}
+
+/* The value is in the arithmetic's type where inner sees it. */
+static bool is_converted(const struct wk_call *call, int32_t value)
+{
+    return is_mixed_value(call, value) ||
+           (value >= 0 && call->facts[value].dtype == wk_call_in(call, 0)->dtype &&
+            !is_float(call->facts[value].dtype));
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -141,7 +148,7 @@ static bool make_twin(struct cpu_prepare *p, enum cm_dtype as, struct twin *t)
             continue;
         facts[i] = call->facts[value];
         values[i] = call->graph->values[value];
-        if (differs(&facts[i], as))
+        if (is_converted(call, value))
             facts[i].dtype = as;
     }
     t->node = *node;
@@ -152,24 +159,14 @@ static bool make_twin(struct cpu_prepare *p, enum cm_dtype as, struct twin *t)
     return true;
 }
 
-static size_t take(struct cpu_prepare *p, size_t bytes)
+static struct converted plan_operand(struct cpu_prepare *p, int32_t value, bool packed,
+                                     enum cm_dtype as)
 {
-    size_t at = p->workspace;
-    p->workspace += (bytes + WK_ALIGN - 1) / WK_ALIGN * WK_ALIGN;
-    return at;
-}
-
-static void plan_operand(struct cpu_prepare *p, int32_t value, bool packed, enum cm_dtype as,
-                         struct converted *ret)
-{
-    if (value < 0 || packed || !differs(&p->call->facts[value], as))
-        return;
-    size_t count = 1;
-    const struct cm_shape *shape = &p->call->facts[value].shape;
-    for (unsigned i = 0; i < shape->rank; i++)
-        count *= (size_t)shape->dims[i];
-    *ret = (struct converted){p->call->facts[value].dtype, count, 0};
-    ret->at = take(p, count * cm_dtype_size(as));
+    if (packed || !is_converted(p->call, value))
+        return (struct converted){0};
+    const struct wk_fact *fact = &p->call->facts[value];
+    size_t count = cpu_count(&fact->shape);
+    return (struct converted){fact->dtype, count, cpu_take_bytes(p, count * cm_dtype_size(as))};
 }
 
 enum cm_err cpu_prepare_mixed(struct cpu_prepare *p, cpu_prepare_fn *inner, uint32_t packed,
@@ -177,28 +174,31 @@ enum cm_err cpu_prepare_mixed(struct cpu_prepare *p, cpu_prepare_fn *inner, uint
 {
     const struct wk_node *node = p->call->node;
     enum cm_dtype as = arithmetic_of(p->call);
+    size_t n = (size_t)node->n_in + node->n_out;
     struct twin *t = wk_arena_take(p->arena, 1, sizeof *t);
-    struct mixed_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1,
-                                         (double)cpu_count(&wk_call_in(p->call, 0)->shape) * 2);
+    struct mixed_step *s = cpu_step_take(p, sizeof *s, NULL, 0, 1, 0);
     if (!s || !t || !make_twin(p, as, t))
         return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
-    s->operands = wk_arena_take(p->arena, (size_t)node->n_in + node->n_out, sizeof *s->operands);
+    s->operands = wk_arena_take(p->arena, n, sizeof *s->operands);
     if (!s->operands)
         return cm_fail(p->err, CM_NOMEM, "out of memory while planning");
     s->step.run = mixed_run;
     s->as = as;
     s->n_in = node->n_in;
     s->n_out = node->n_out;
-    (void)take(p, ((size_t)s->n_in + s->n_out) * sizeof(void *));
+    (void)cpu_take_bytes(p, n * sizeof(void *));
     for (unsigned k = 0; k < s->n_in; k++)
-        plan_operand(p, node->in[k], k < 32 && (packed >> k & 1), as, &s->operands[k]);
+        s->operands[k] = plan_operand(p, node->in[k], k < 32 && (packed >> k & 1), as);
     for (unsigned k = 0; k < s->n_out; k++)
-        plan_operand(p, node->out[k], false, as, &s->operands[s->n_in + k]);
+        s->operands[s->n_in + k] = plan_operand(p, node->out[k], false, as);
     struct cpu_prepare within = *p;
     within.call = &t->call;
     within.workspace = 0;
     enum cm_err code = inner(&within, &s->inner);
-    s->inner_at = take(p, within.workspace);
+    if (code != CM_OK)
+        return code;
+    s->step.alone = s->inner->alone;
+    s->inner_at = cpu_take_bytes(p, within.workspace);
     *ret_step = &s->step;
-    return code;
+    return CM_OK;
 }

@@ -3,7 +3,7 @@
  * FP32 maximums and averages over one or two dimensions run in kernels, FP16, BF16 and small
  * integers are widened to them. The rest (three dimensions, double precision, indices, LpPool) is
  * computed plane by plane in double precision and rounded once. */
-#include "gpu-worker/cpu/backend_priv.h"
+#include "gpu-worker/cpu/backend_mixed.h"
 
 #include "common/check.h"
 #include "gpu-worker/cpu/plain.h"
@@ -136,13 +136,14 @@ enum cm_err cpu_prepare_pool(struct cpu_prepare *p, const struct cpu_step **ret_
         wants_indices(p->call->node))
         return prepare_planes(p, ret_step);
     return x->dtype == CM_FP32 ? prepare_planar(p, ret_step)
-                               : cpu_prepare_widened(p, prepare_planar, ret_step);
+                               : cpu_prepare_mixed(p, prepare_planar, 0, ret_step);
 }
 
 /* ---- MaxUnpool ------------------------------------------------------------------------------- */
 
 struct unpool_step {
     struct cpu_step step;
+    const struct wk_node *node;
     size_t element, in, out; /* bytes of an element; elements */
 };
 
@@ -152,16 +153,18 @@ static enum cm_err unpool_run(const struct cpu_backend *cpu, const struct cpu_st
 {
     const struct unpool_step *s = (const struct unpool_step *)step;
     const char *x = run->in[0];
-    const int64_t *indices = run->in[1];
+    /* They may lie in memory that another process writes: each is read once. */
+    const volatile int64_t *indices = run->in[1];
     char *y = run->out[0];
     (void)cpu;
     memset(y, 0, s->out * s->element);
     for (size_t i = 0; i < s->in; i++) {
-        if (indices[i] < 0 || (uint64_t)indices[i] >= s->out)
-            return cm_fail(run->err, CM_INVALID,
-                           "MaxUnpool: index %lld is outside the output's %zu elements",
-                           (long long)indices[i], s->out);
-        memcpy(y + (size_t)indices[i] * s->element, x + i * s->element, s->element);
+        int64_t index = indices[i];
+        if (index < 0 || (uint64_t)index >= s->out)
+            return wk_node_fail(run->err, CM_INVALID, s->node,
+                                "index %lld is outside the output's %zu elements", (long long)index,
+                                s->out);
+        memcpy(y + (size_t)index * s->element, x + i * s->element, s->element);
     }
     return CM_OK;
 }
@@ -173,6 +176,7 @@ enum cm_err cpu_prepare_max_unpool(struct cpu_prepare *p, const struct cpu_step 
     if (!s)
         return CM_NOMEM;
     s->step.run = unpool_run;
+    s->node = p->call->node;
     s->element = cm_dtype_size(x->dtype);
     s->in = cpu_count(&x->shape);
     s->out = cpu_count(&wk_call_out(p->call)->shape);

@@ -114,17 +114,11 @@ size_t cpu_product(const struct cm_shape *shape, unsigned from, unsigned to);
 void cpu_strides(const struct cm_shape *shape, ptrdiff_t ret_strides[CM_MAX_RANK]);
 
 /* A workspace of floats for each thread: adds threads * floats to the prepared workspace and
- * returns the padded floats per thread. */
+ * returns the padded floats per thread. Sums that overflow make a workspace that is refused. */
 size_t cpu_thread_floats(struct cpu_prepare *p, size_t floats);
 
 /* Room in the workspace that all threads share, aligned for anything: its offset in bytes. */
 size_t cpu_take_bytes(struct cpu_prepare *p, size_t bytes);
-
-/* Prepares an operator of at most three inputs on FP16, BF16, INT8 or UINT8 as inner, its FP32
- * form: inputs of input 0's type are converted in the workspace, and output 0 back. inner must not
- * look at types. */
-enum cm_err cpu_prepare_widened(struct cpu_prepare *p, cpu_prepare_fn *inner,
-                                const struct cpu_step **ret_step);
 
 /* A resolved window as the plain loops take it, and its last two dimensions as kernels do. */
 struct k_window3 cpu_window3(const struct wk_window *w);

@@ -425,11 +425,11 @@ static enum cm_err take_workspace(struct cpu_prepare *p, struct rnn_step *s)
     for (unsigned k = W; k <= B; k++) {
         s->pack[k] = wk_call_in(p->call, k) &&
                      !(wk_call_has_constant(p->call, k) && can_be_stored(p->call, k));
-        s->packed_at[k] = p->workspace / sizeof(float);
         if (s->pack[k])
-            p->workspace += (packed_floats(&s->size, k) + 31) / 32 * 32 * sizeof(float);
+            s->packed_at[k] =
+                cpu_take_bytes(p, packed_floats(&s->size, k) * sizeof(float)) / sizeof(float);
     }
-    s->threads_at = p->workspace / sizeof(float);
+    s->threads_at = cpu_take_bytes(p, 0) / sizeof(float);
     s->thread_floats = cpu_thread_floats(p, (size_t)(states + gates));
     return CM_OK;
 }
