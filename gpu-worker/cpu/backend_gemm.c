@@ -16,6 +16,9 @@
 
 enum { MAX_HEADS = CM_MAX_RANK };
 
+/* Packed weights from this size on are not in the second-level cache when their product begins. */
+#define FAR_FLOATS ((size_t)1 << 16)
+
 struct gemm_step {
     struct cpu_step step;
     struct k_gemm args; /* pointers are set at run */
@@ -102,6 +105,12 @@ static void pack_b(const struct wk_call *call, bool transposed, float *out)
                          transposed ? m.k : 1, m.k, m.n, 0, k_panels(m.n), out + i * floats);
         else
             pack_half(dtype, (const uint16_t *)b + i * m.k * m.n, &m, transposed, out + i * floats);
+}
+
+/* B is worth fetching ahead. A single row goes through it in a line, which the processor sees. */
+static bool is_far(bool packed, size_t rows, const struct matrices *b)
+{
+    return packed && rows > 1 && k_packed_floats(b->k, b->n) >= FAR_FLOATS;
 }
 
 static bool gemm_trans_b(const struct wk_node *node)
@@ -314,8 +323,13 @@ enum cm_err cpu_prepare_matmul(struct cpu_prepare *p, const struct cpu_step **re
         batch = 1;
         s->n_heads = 0;
     }
-    s->args = (struct k_gemm){
-        .m = rows, .n = m.n, .k = m.k, .lda = m.k, .ldb = packed ? 0 : m.n, .ldc = m.n};
+    s->args = (struct k_gemm){.m = rows,
+                              .n = m.n,
+                              .k = m.k,
+                              .lda = m.k,
+                              .ldb = packed ? 0 : m.n,
+                              .ldc = m.n,
+                              .far_b = is_far(packed, rows, &m)};
     choose_blocks(p->cpu, s);
     s->step.items = batch * s->blocks;
     s->step.describe = describe_gemm;
@@ -486,7 +500,8 @@ enum cm_err cpu_prepare_gemm(struct cpu_prepare *p, const struct cpu_step **ret_
                               .k = m.k,
                               .lda = m.k,
                               .ldb = packed || s->pack_b ? 0 : m.n,
-                              .ldc = m.n};
+                              .ldc = m.n,
+                              .far_b = is_far(packed, (size_t)a->dims[s->trans_a], &m)};
     if (s->trans_a) {
         plan_transpose(s);
         (void)take_floats(p, s->args.m * s->args.k);

@@ -153,8 +153,12 @@ void K_NAME(f32_conv)(const struct k_conv *c, size_t i0, size_t i1, float *works
         size_t at = i0 / panels, p0 = i0 % panels; /* at = image * groups + group */
         size_t group = at % c->groups;
         size_t p1 = panels - p0 < i1 - i0 ? panels : p0 + (i1 - i0);
-        if (p1 - p0 > block)
+        if (p1 - p0 > block) {
             p1 = p0 + block;
+            /* A last panel of one vector goes with the one before it, as in f32_gemm. */
+            if (p1 + 1 == panels && pixels - p1 * K_PANEL <= VL && p1 - p0 < i1 - i0)
+                p1++;
+        }
         const float *image = c->x + at * c->ic * plane;
         struct k_gemm g = {.m = c->oc, .n = pixels, .k = k, .lda = k, .ldc = pixels};
         g.a = c->weight + group * c->oc * k;

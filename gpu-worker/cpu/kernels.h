@@ -98,6 +98,7 @@ struct k_gemm {
     float *c; /* [m][n], row stride ldc */
     size_t ldc;
     const struct k_epilogue *epilogue; /* or NULL */
+    bool far_b; /* a hint: packed B is large and comes from memory, not from a cache */
 };
 
 static inline size_t k_panels(size_t n)

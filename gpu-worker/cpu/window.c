@@ -129,5 +129,5 @@ size_t k_conv_workspace(const struct k_conv *c)
     if (conv_is_plain(c))
         return 0;
     size_t k = c->ic * c->win.kh * c->win.kw;
-    return conv_block_panels(c) * K_PANEL * min_size(k, GEMM_KC);
+    return (conv_block_panels(c) * K_PANEL + K_LANES) * min_size(k, GEMM_KC);
 }

@@ -373,7 +373,8 @@ static void gemm_case(const struct each *e, size_t m, size_t n, size_t k, bool p
     static const char *const names[] = {"none", "row", "column", "full", "one"};
     struct kc c = {.family = KC_GEMM, .kernel = "f32_gemm", .terms = k + 1};
     struct k_gemm *g = &c.u.gemm;
-    *g = (struct k_gemm){.m = m, .n = n, .k = k, .lda = k, .ldb = packed ? 0 : n};
+    *g = (struct k_gemm){
+        .m = m, .n = n, .k = k, .lda = k, .ldb = packed ? 0 : n, .far_b = packed && m % 2};
     g->ldc = n + m % 3;
     g->init = init ? &some : NULL; /* only whether there is one */
     g->init_rs = init == 2 ? 1 : init == 3 ? n : 0;
@@ -406,6 +407,9 @@ static void gemm_cases(const struct each *e, bool small)
         return;
     gemm_case(e, 9, 65, 768, true, 0);
     gemm_case(e, 9, 65, 1537, true, 3);
+    gemm_case(e, 9, 100, 20, true, 1); /* two panels and one of a vector */
+    gemm_case(e, 13, 112, 33, false, 4);
+    gemm_case(e, 7, 100, 800, true, 2);
     gemm_case(e, 130, 50, 7, true, 1);
     gemm_case(e, 257, 20, 770, false, 2);
 }
