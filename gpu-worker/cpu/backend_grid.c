@@ -104,11 +104,13 @@ static void axis_taps(const struct grid_step *s, double v, int64_t n, struct gri
                 *ret = (struct grid_taps){{-1, -1, -1, -1}, {0, 0, 0, 0}};
             return;
         }
-    } else if (!(v >= low && v <= high)) {
-        if (s->padding == PAD_BORDER)
-            v = v > (double)(n - 1) ? (double)(n - 1) : 0;
-        else
-            v = reflect(v, low, high);
+    } else if (s->padding == PAD_REFLECTION) {
+        v = reflect(v, low, high);
+    } else {
+        /* A cubic's place stays between a tap inside and one on the border, as other runtimes have
+         * it; the standard's reference moves it to the border. Nothing changes from two on. */
+        double beyond = s->mode == GRID_CUBIC ? 2 : 0, most = (double)(n - 1) + beyond;
+        v = v > most ? most : v >= -beyond ? v : -beyond;
     }
     double floor_v = floor(v), ratio = v - floor_v;
     int64_t first = (int64_t)floor_v - (s->mode == GRID_CUBIC);

@@ -442,8 +442,8 @@ static double grid_pixel(const struct grid *g, unsigned d, size_t offset, const 
     v = g->align ? (v + 1) / 2 * (n - 1) : ((v + 1) * n - 1) / 2;
     if (is(g->mode, "nearest"))
         v = rint(v);
-    if (is(g->padding, "border"))
-        v = v < 0 && v < low ? 0 : v > n - 1 - low ? n - 1 : v;
+    if (is(g->padding, "border") && !is(g->mode, "cubic"))
+        v = v < 0 ? 0 : v > n - 1 ? n - 1 : v;
     if (is(g->padding, "reflection"))
         v = mirror(v, low, n - 1 - low);
     if (is(g->mode, "nearest"))
