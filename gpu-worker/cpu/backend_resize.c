@@ -64,7 +64,7 @@ static double over_scale(const struct sampling *s, double x)
 }
 
 /* Where output o lies on the input's axis; false: outside the crop. The length that the formulas
- * speak of is the exact product, not the rounded size. */
+ * speak of is the exact product, as the standard's cases have it, not the rounded size. */
 static bool origin(const struct sampling *s, int64_t o, double *ret)
 {
     double x = (double)o, in = (double)s->in, length = s->exact ? (double)s->out : s->scale * in;
@@ -76,7 +76,7 @@ static bool origin(const struct sampling *s, int64_t o, double *ret)
         *ret = in / 2 * (1 - (double)s->out / length) + over_scale(s, x + 0.5) - 0.5;
         return true;
     case PYTORCH_HALF_PIXEL:
-        *ret = length == 1 ? -0.5 : over_scale(s, x + 0.5) - 0.5;
+        *ret = s->out == 1 ? 0 : over_scale(s, x + 0.5) - 0.5;
         return true;
     case ALIGN_CORNERS:
         *ret = length == 1 ? 0 : x * (in - 1) / (length - 1);

@@ -151,8 +151,8 @@ static double resize_origin(const struct resize *r, unsigned d, double x)
         return x / s;
     if (is(r->transform, "tf_half_pixel_for_nn"))
         return (x + 0.5) / s;
-    if (is(r->transform, "pytorch_half_pixel") && length == 1)
-        return -0.5;
+    if (is(r->transform, "pytorch_half_pixel") && r->y.dims[d] == 1)
+        return 0;
     if (is(r->transform, "half_pixel_symmetric"))
         return in / 2 * (1 - (double)r->y.dims[d] / length) + (x + 0.5) / s - 0.5;
     if (is(r->transform, "tf_crop_and_resize"))
