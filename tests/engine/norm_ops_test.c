@@ -146,6 +146,45 @@ static void batch_norms(void **state)
     batch_case(&vector);
 }
 
+/* Everything is a constant, and nothing is computed at load: what is normalised must be stored
+ * although the parameters are kept elsewhere. Larger than what is known while planning. */
+static void batch_of_constants(void **state)
+{
+    enum { CHANNELS = 3, PLANE = 19 * 37, COUNT_X = CHANNELS * PLANE };
+    static const float scale[CHANNELS] = {1, 2, 3}, mean[CHANNELS] = {0.5f, 0, 1};
+    static const float var[CHANNELS] = {1, 4, 9};
+    float x[COUNT_X];
+    struct kit_loaded l;
+    struct cm_shape shape;
+    struct kit_model *m = kit_model(13);
+    size_t length;
+    void *y;
+    uint64_t all;
+    (void)state;
+    for (int i = 0; i < COUNT_X; i++)
+        x[i] = (float)(i % 7 - 3);
+    kit_const(m, "x", CM_FP32, kit_shape(4, 1, CHANNELS, 19, 37), x);
+    kit_const(m, "scale", CM_FP32, kit_shape(1, CHANNELS), scale);
+    kit_const(m, "mean", CM_FP32, kit_shape(1, CHANNELS), mean);
+    kit_const(m, "var", CM_FP32, kit_shape(1, CHANNELS), var);
+    kit_node(m, "BatchNormalization", "x,scale,scale,mean,var", "y");
+    kit_attr_f(m, "epsilon", 0);
+    kit_output(m, "y", CM_FP32, kit_shape(4, 1, CHANNELS, 19, 37));
+    assert_true(wk_pass_from_name("all", &all));
+    void *bytes = kit_bytes(m, &length);
+    kit_load_without(&l, bytes, length, all);
+    kit_run(&l, NULL, NULL, &y, &shape);
+    for (int i = 0; i < COUNT_X; i++) {
+        int c = i / PLANE;
+        float want = (x[i] - mean[c]) / sqrtf(var[c]) * scale[c] + scale[c];
+        assert_true(fabsf(((float *)y)[i] - want) < 1e-5f);
+    }
+    kit_unload(&l);
+    free(y);
+    free(bytes);
+    kit_free(m);
+}
+
 static void batch_refusals(void **state)
 {
     (void)state;
@@ -524,11 +563,12 @@ static void einsum_proofs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batch_norms), cmocka_unit_test(batch_refusals),
-        cmocka_unit_test(layer_norms), cmocka_unit_test(layer_refusals),
-        cmocka_unit_test(group_norms), cmocka_unit_test(local_responses),
-        cmocka_unit_test(lp_norms),    cmocka_unit_test(mean_variances),
-        cmocka_unit_test(proofs),      cmocka_unit_test(einsum_proofs),
+        cmocka_unit_test(batch_norms),     cmocka_unit_test(batch_of_constants),
+        cmocka_unit_test(batch_refusals),  cmocka_unit_test(layer_norms),
+        cmocka_unit_test(layer_refusals),  cmocka_unit_test(group_norms),
+        cmocka_unit_test(local_responses), cmocka_unit_test(lp_norms),
+        cmocka_unit_test(mean_variances),  cmocka_unit_test(proofs),
+        cmocka_unit_test(einsum_proofs),
     };
     return cmocka_run_group_tests_name("norm_ops", tests, NULL, NULL);
 }
