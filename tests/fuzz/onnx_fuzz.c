@@ -1,8 +1,9 @@
 /* The engine as a fuzz target: any bytes as a model file; what loads is planned and run.
  *
  * Never fails by itself: a crash, a sanitizer report, a changed guard byte or an abort (rows
- * that differ from their batch although the batch proof said they do not, a second run, or
- * one on another instruction set, that differs from the first) is the finding. */
+ * that differ from their batch although the batch proof said they do not; a second run, or one on
+ * another instruction set, that differs from the first; passes that change bytes) is the finding.
+ */
 #include "tests/fuzz/targets.h"
 
 #include "gpu-worker/engine.h"
@@ -200,6 +201,12 @@ static void check_rows(struct wk_model *model, const struct attempt *batch, int6
     }
 }
 
+/* What a model has made with the smaller and the larger free dimensions: numbers that depend on all
+ * of it, 0 for nothing. */
+struct made {
+    uint64_t small, large;
+};
+
 /* A number that depends on what was made; 0 if nothing was. */
 static uint64_t plan_and_run(struct wk_model *model, int64_t free_dim, uint64_t random)
 {
@@ -215,29 +222,29 @@ static uint64_t plan_and_run(struct wk_model *model, int64_t free_dim, uint64_t 
 }
 
 /* Packs, attaches, and runs with two sizes of the free dimensions. */
-static uint64_t use(struct wk_model *model, uint64_t random)
+static struct made use(struct wk_model *model, uint64_t random)
 {
     struct cm_error err;
-    uint64_t sum = 0;
+    struct made made = {0, 0};
     if (wk_model_weights_bytes(model) > MAX_WEIGHTS) {
         wk_model_destroy(model);
-        return 0;
+        return made;
     }
     void *weights = kit_guarded(wk_model_weights_bytes(model));
     if (wk_model_pack(model, weights, &err) == CM_OK &&
         wk_model_attach(model, weights, &err) == CM_OK) {
-        sum = plan_and_run(model, 1, random);
-        sum = sum * 31 + plan_and_run(model, 7, random + 1);
+        made.small = plan_and_run(model, 1, random);
+        made.large = plan_and_run(model, 7, random + 1);
     }
     kit_check_guards(weights);
     wk_model_destroy(model);
     kit_guarded_free(weights);
-    return sum;
+    return made;
 }
 
 /* The same on another instruction set and with two threads, where the machine has one: the same
  * bytes. */
-static void compare(const uint8_t *data, size_t size, uint64_t random, uint64_t sum)
+static void compare(const uint8_t *data, size_t size, uint64_t random, struct made made)
 {
     static struct wk_engine *other;
     const enum wk_isa scalar = WK_ISA_SCALAR;
@@ -246,7 +253,36 @@ static void compare(const uint8_t *data, size_t size, uint64_t random, uint64_t 
         return;
     if (!other)
         other = kit_engine(2, &scalar);
-    if (wk_model_parse(other, data, size, NULL, NULL, &model) != CM_OK || use(model, random) != sum)
+    if (wk_model_parse(other, data, size, NULL, NULL, &model) != CM_OK)
+        abort();
+    struct made again = use(model, random);
+    if (again.small != made.small || again.large != made.large)
+        abort();
+}
+
+/* Either may have been refused, or be too large for this target. */
+static bool contradicts(uint64_t a, uint64_t b)
+{
+    return a && b && a != b;
+}
+
+/* Without the passes that change the arithmetic, and without any: the same bytes. */
+static void compare_passes(struct wk_engine *engine, const uint8_t *data, size_t size,
+                           uint64_t random)
+{
+    struct wk_load_options options = WK_LOAD_DEFAULTS;
+    struct made made[2] = {{0, 0}, {0, 0}};
+    uint64_t all, conv_bn, layer_norm;
+    if (!wk_pass_from_name("all", &all) || !wk_pass_from_name("conv_bn", &conv_bn) ||
+        !wk_pass_from_name("layer_norm", &layer_norm))
+        abort();
+    for (unsigned i = 0; i < 2; i++) {
+        struct wk_model *model = NULL;
+        options.disabled_passes = i == 0 ? conv_bn | layer_norm : all;
+        if (wk_model_parse(engine, data, size, &options, NULL, &model) == CM_OK)
+            made[i] = use(model, random);
+    }
+    if (contradicts(made[0].small, made[1].small) || contradicts(made[0].large, made[1].large))
         abort();
 }
 
@@ -270,8 +306,11 @@ int fuzz_onnx(const uint8_t *data, size_t size)
             break;
         code = wk_model_parse(engine, mended, size, NULL, &err, &model);
     }
-    if (code == CM_OK)
-        compare(mended ? mended : data, size, random | 1, use(model, random | 1));
+    if (code == CM_OK) {
+        const uint8_t *bytes = mended ? mended : data;
+        compare(bytes, size, random | 1, use(model, random | 1));
+        compare_passes(engine, bytes, size, random | 1);
+    }
     free(mended);
     return code == CM_OK;
 }
