@@ -19,6 +19,12 @@
 #define MAX_SCRATCH ((size_t)4 << 20)
 #define MAX_TENSOR  ((size_t)1 << 16)
 
+#ifdef INGOT_SMALL_LIMITS
+#define WITHOUT_PASSES 4u /* one input in so many is loaded again without passes */
+#else
+#define WITHOUT_PASSES 1u
+#endif
+
 #define ROWS       3u
 #define MAX_MENDED 4u
 
@@ -309,7 +315,8 @@ int fuzz_onnx(const uint8_t *data, size_t size)
     if (code == CM_OK) {
         const uint8_t *bytes = mended ? mended : data;
         compare(bytes, size, random | 1, use(model, random | 1));
-        compare_passes(engine, bytes, size, random | 1);
+        if ((random >> 8) % WITHOUT_PASSES == 0)
+            compare_passes(engine, bytes, size, random | 1);
     }
     free(mended);
     return code == CM_OK;
