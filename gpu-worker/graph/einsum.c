@@ -159,10 +159,6 @@ enum cm_err wk_einsum_resolve(const struct wk_node *node, const struct wk_fact *
     unsigned counts[WK_EINSUM_LABELS] = {0};
     enum cm_err code = CM_OK;
     memset(ret, 0, sizeof *ret);
-    if (!wk_node_attr(node, "equation"))
-        return wk_node_fail(err, CM_INVALID, node, "attribute equation is missing");
-    if (node->n_in > WK_EINSUM_OPERANDS)
-        return wk_node_fail(err, CM_LIMIT, node, "has more than %d operands", WK_EINSUM_OPERANDS);
     for (unsigned k = 0; k < node->n_in && code == CM_OK; k++) {
         if (k > 0 && *r.at++ != ',')
             return wrong(&r, "has fewer terms than the node has inputs");
@@ -176,4 +172,28 @@ enum cm_err wk_einsum_resolve(const struct wk_node *node, const struct wk_fact *
         return explicit_output(&r, ret, counts);
     return *r.at ? wrong(&r, "has more terms than the node has inputs, or a stray character")
                  : implicit_output(&r, ret, counts);
+}
+
+enum cm_err wk_einsum_check(const struct wk_node *node, struct cm_error *err)
+{
+    struct reader r = {node, err, wk_node_string(node, "equation", "")};
+    struct term term;
+    enum cm_err code = CM_OK;
+    if (!wk_node_attr(node, "equation"))
+        return wk_node_fail(err, CM_INVALID, node, "attribute equation is missing");
+    if (node->n_in > WK_EINSUM_OPERANDS)
+        return wk_node_fail(err, CM_LIMIT, node, "has more than %d operands", WK_EINSUM_OPERANDS);
+    for (unsigned k = 0; k < node->n_in && code == CM_OK; k++) {
+        if (k > 0 && *r.at++ != ',')
+            return wrong(&r, "has fewer terms than the node has inputs");
+        code = read_term(&r, &term);
+    }
+    if (code == CM_OK && strncmp(r.at, "->", 2) == 0) {
+        r.at += 2;
+        code = read_term(&r, &term);
+        return code == CM_OK && *r.at ? wrong(&r, "goes on after its output") : code;
+    }
+    return code == CM_OK && *r.at
+               ? wrong(&r, "has more terms than the node has inputs, or a stray character")
+               : code;
 }

@@ -25,4 +25,7 @@ struct wk_einsum {
 CM_MUST_CHECK enum cm_err wk_einsum_resolve(const struct wk_node *node, const struct wk_fact *facts,
                                             struct cm_error *err, struct wk_einsum *ret);
 
+/* The equation by itself: its characters, and as many terms as the node has inputs. */
+CM_MUST_CHECK enum cm_err wk_einsum_check(const struct wk_node *node, struct cm_error *err);
+
 #endif

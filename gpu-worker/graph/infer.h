@@ -94,6 +94,10 @@ CM_MUST_CHECK enum cm_err wk_transposed_window_resolve(const struct wk_node *nod
                                                        const int64_t *kernel, struct cm_error *err,
                                                        struct wk_window *ret_window);
 
+/* Attributes of a node with windows as far as they can be wrong without knowing its inputs: words,
+ * bounds, and whether its lists speak of equally many dimensions. */
+CM_MUST_CHECK enum cm_err wk_window_check(const struct wk_node *node, struct cm_error *err);
+
 /* How the elements of a QuantizeLinear or DequantizeLinear find their scale: element (o, a, i) of
  * [outer][n][inner] has scale a, or (o, a / block, i) of [outer][blocks][inner] where it is
  * blocked. Per tensor there is one. Shapes are concrete, but x may be anything per tensor. */

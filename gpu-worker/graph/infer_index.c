@@ -108,18 +108,6 @@ enum cm_err infer_gather_nd(struct infer *in)
 
 /* ---- Scatter --------------------------------------------------------------------------------- */
 
-static enum cm_err check_reduction(struct infer *in)
-{
-    static const char *const names[] = {"none", "add", "mul", "min", "max"};
-    const char *given = wk_node_string(in->node, "reduction", "none");
-    unsigned n = in->node->opset < 18 ? 3 : 5;
-    for (unsigned i = 0; i < n; i++)
-        if (strcmp(given, names[i]) == 0)
-            return CM_OK;
-    return wk_node_fail(in->err, CM_INVALID, in->node, "reduction must be none, add%s",
-                        n == 3 ? " or mul" : ", mul, min or max");
-}
-
 static enum cm_err check_updates(struct infer *in, const struct cm_shape *want)
 {
     const struct wk_fact *updates = infer_in(in, 2);
@@ -131,7 +119,7 @@ static enum cm_err check_updates(struct infer *in, const struct cm_shape *want)
     if (updates->dtype != infer_in(in, 0)->dtype)
         return wk_node_fail(in->err, CM_INVALID, in->node, "data is %s and updates are %s",
                             cm_dtype_name(infer_in(in, 0)->dtype), cm_dtype_name(updates->dtype));
-    return check_reduction(in);
+    return CM_OK;
 }
 
 enum cm_err infer_scatter_elements(struct infer *in)
@@ -154,10 +142,8 @@ enum cm_err infer_scatter_nd(struct infer *in)
     if (rank < 1 || x->shape.rank < 1)
         return infer_bad_shape(in, &indices->shape);
     int64_t tuple = indices->shape.dims[rank - 1];
-    if (!dim_known(tuple)) {
-        code = check_reduction(in);
-        return code == CM_OK ? infer_set(in, x->dtype, &x->shape) : code;
-    }
+    if (!dim_known(tuple))
+        return infer_set(in, x->dtype, &x->shape);
     if (tuple < 1 || tuple > x->shape.rank)
         return infer_bad_shape(in, &indices->shape);
     if (rank - 1 + x->shape.rank - (unsigned)tuple > CM_MAX_RANK)
@@ -232,7 +218,7 @@ enum cm_err infer_reverse_sequence(struct infer *in)
     int64_t batch = wk_node_int(in->node, "batch_axis", 1);
     if (x->shape.rank < 2)
         return infer_bad_shape(in, &x->shape);
-    if (time < 0 || time > 1 || batch != 1 - time)
+    if (batch == time)
         return wk_node_fail(in->err, CM_INVALID, in->node,
                             "time_axis and batch_axis must be 0 and 1 or 1 and 0");
     enum cm_err code = infer_check_indices(in, 1, false);

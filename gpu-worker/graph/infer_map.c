@@ -102,9 +102,6 @@ enum cm_err infer_map_integer(struct infer *in)
 
 enum cm_err infer_gelu(struct infer *in)
 {
-    const char *how = wk_node_string(in->node, "approximate", "none");
-    if (strcmp(how, "none") != 0 && strcmp(how, "tanh") != 0)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "approximate must be none or tanh");
     return map_types(in, FLOATS);
 }
 
@@ -273,9 +270,6 @@ enum cm_err infer_bitwise(struct infer *in)
 
 enum cm_err infer_bit_shift(struct infer *in)
 {
-    const char *direction = wk_node_string(in->node, "direction", "");
-    if (strcmp(direction, "LEFT") != 0 && strcmp(direction, "RIGHT") != 0)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "direction must be LEFT or RIGHT");
     return pair_to(in, UNSIGNED, infer_in(in, 0)->dtype);
 }
 

@@ -241,14 +241,11 @@ enum cm_err infer_space_to_depth(struct infer *in)
 enum cm_err infer_depth_to_space(struct infer *in)
 {
     const struct wk_fact *x = infer_in(in, 0);
-    const char *mode = wk_node_string(in->node, "mode", "DCR");
     struct cm_shape shape = x->shape;
     int64_t block;
     enum cm_err code = check_blocks(in, &block);
     if (code != CM_OK)
         return code;
-    if (strcmp(mode, "DCR") != 0 && strcmp(mode, "CRD") != 0)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "mode must be DCR or CRD");
     if (dim_known(shape.dims[1]) && shape.dims[1] % (block * block) != 0)
         return infer_bad_shape(in, &x->shape);
     shape.dims[1] = dim_known(shape.dims[1]) ? shape.dims[1] / (block * block) : WK_DIM_ANY;

@@ -83,4 +83,8 @@ struct wk_col2im {
 CM_MUST_CHECK enum cm_err wk_col2im_resolve(const struct wk_node *node, const struct wk_fact *facts,
                                             struct cm_error *err, struct wk_col2im *ret_col2im);
 
+/* The length of a TfIdfVectorizer's rows, from attributes that must agree. */
+CM_MUST_CHECK enum cm_err wk_ngrams_resolve(const struct wk_node *node, struct cm_error *err,
+                                            int64_t *ret_width);
+
 #endif

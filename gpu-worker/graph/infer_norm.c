@@ -152,23 +152,19 @@ enum cm_err infer_lrn(struct infer *in)
         code = need_rank(in, 2);
     if (code != CM_OK)
         return code;
-    if (wk_node_int(in->node, "size", 0) < 1)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "size must be at least 1");
+    if (!wk_node_attr(in->node, "size"))
+        return wk_node_fail(in->err, CM_INVALID, in->node, "size is missing");
     return set_same(in);
 }
 
 enum cm_err infer_lp_norm(struct infer *in)
 {
-    int64_t p = wk_node_int(in->node, "p", 2);
     unsigned axis;
     enum cm_err code = infer_need(in, 0, INFER_FLOATS);
     if (code == CM_OK)
         code = infer_axis(in, -1, infer_in(in, 0)->shape.rank, &axis);
     if (code != CM_OK)
         return code;
-    if (p != 1 && p != 2)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "p is %lld, must be 1 or 2",
-                            (long long)p);
     return set_same(in);
 }
 

@@ -194,39 +194,9 @@ enum cm_err wk_resize_resolve(const struct wk_node *node, const struct wk_fact *
     return code == CM_OK ? read_roi(node, facts, n, axes, err, ret) : code;
 }
 
-/* The attribute holds one of the names, which are in one string, separated by spaces. */
-static bool is_one_of(const char *given, const char *names)
+static enum cm_err check_resize(struct infer *in)
 {
-    size_t length = strlen(given);
-    for (const char *at = names; *at; at += strcspn(at, " "), at += *at == ' ')
-        if (strcspn(at, " ") == length && memcmp(at, given, length) == 0)
-            return true;
-    return false;
-}
-
-static enum cm_err check_resize_modes(struct infer *in)
-{
-    static const struct {
-        const char *attribute, *otherwise, *names;
-    } rules[] = {
-        {"coordinate_transformation_mode", "half_pixel",
-         "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric "
-         "tf_half_pixel_for_nn tf_crop_and_resize"},
-        {"nearest_mode", "round_prefer_floor", "round_prefer_floor round_prefer_ceil floor ceil"},
-        {"keep_aspect_ratio_policy", "stretch", "stretch not_larger not_smaller"},
-    };
     const char *mode = wk_node_string(in->node, "mode", "nearest");
-    bool old = in->node->op == WK_OP_Upsample || in->node->opset < 11;
-    /* "bilinear" is how Upsample 7 was first written; exporters of the time used both. */
-    bool fits = is_one_of(mode, old ? "nearest linear bilinear" : "nearest linear cubic");
-    if (!fits)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "mode must be %s",
-                            old ? "nearest or linear" : "nearest, linear or cubic");
-    for (unsigned i = 0; i < CM_COUNT_OF(rules); i++)
-        if (!is_one_of(wk_node_string(in->node, rules[i].attribute, rules[i].otherwise),
-                       rules[i].names))
-            return wk_node_fail(in->err, CM_INVALID, in->node, "%s must be one of %s",
-                                rules[i].attribute, rules[i].names);
     bool nearest = strcmp(mode, "nearest") == 0;
     if (nearest && wk_node_int(in->node, "antialias", 0))
         return wk_node_fail(in->err, CM_INVALID, in->node, "antialias is for linear and cubic");
@@ -240,7 +210,7 @@ enum cm_err infer_resize(struct infer *in)
     const struct wk_fact *x = infer_in(in, 0);
     struct cm_shape shape = {.rank = x->shape.rank};
     struct wk_resize resize;
-    enum cm_err code = check_resize_modes(in);
+    enum cm_err code = check_resize(in);
     if (code == CM_OK)
         code = wk_resize_resolve(in->node, in->facts, in->err, &resize);
     if (code != CM_OK)

@@ -24,36 +24,14 @@ static bool is_dim(int64_t dim, int64_t want)
     return !dim_known(dim) || !dim_known(want) || dim == want;
 }
 
-/* A string attribute must be one of up to four names. */
-static enum cm_err check_name(struct infer *in, const char *attribute, const char *otherwise,
-                              const char *const *names, unsigned n)
-{
-    const char *given = wk_node_string(in->node, attribute, otherwise);
-    for (unsigned i = 0; i < n; i++)
-        if (strcmp(given, names[i]) == 0)
-            return CM_OK;
-    return wk_node_fail(in->err, CM_INVALID, in->node, "%s has a value that is not defined",
-                        attribute);
-}
-
 /* ---- grids ----------------------------------------------------------------------------------- */
 
 enum cm_err infer_grid_sample(struct infer *in)
 {
-    static const char *const old_modes[] = {"bilinear", "nearest", "bicubic"};
-    /* From opset 20 the old names are still met in files. */
-    static const char *const modes[] = {"linear", "nearest", "cubic", "bilinear", "bicubic"};
-    static const char *const paddings[] = {"zeros", "border", "reflection"};
     const struct wk_fact *x = infer_in(in, 0), *grid = infer_in(in, 1);
     bool old = in->node->opset < 20;
     unsigned rank = x->shape.rank;
     struct cm_shape shape = x->shape;
-    enum cm_err code =
-        check_name(in, "mode", old ? "bilinear" : "linear", old ? old_modes : modes, old ? 3 : 5);
-    if (code == CM_OK)
-        code = check_name(in, "padding_mode", "zeros", paddings, 3);
-    if (code != CM_OK)
-        return code;
     if (!is_float(grid->dtype))
         return unsupported_type(in, grid->dtype);
     if (x->dtype == CM_BOOL && strcmp(wk_node_string(in->node, "mode", ""), "nearest") != 0)
@@ -106,16 +84,10 @@ enum cm_err infer_affine_grid(struct infer *in)
 
 enum cm_err infer_roi_align(struct infer *in)
 {
-    static const char *const modes[] = {"avg", "max"};
-    static const char *const transforms[] = {"half_pixel", "output_half_pixel"};
     const struct wk_fact *x = infer_in(in, 0), *rois = infer_in(in, 1), *batch = infer_in(in, 2);
     int64_t height = wk_node_int(in->node, "output_height", 1);
     int64_t width = wk_node_int(in->node, "output_width", 1);
-    enum cm_err code = check_name(in, "mode", "avg", modes, 2);
-    if (code == CM_OK)
-        code = check_name(in, "coordinate_transformation_mode", "half_pixel", transforms, 2);
-    if (code == CM_OK)
-        code = infer_check_indices(in, 2, false);
+    enum cm_err code = infer_check_indices(in, 2, false);
     if (code != CM_OK)
         return code;
     if (!is_float(x->dtype) || rois->dtype != x->dtype)
@@ -126,12 +98,8 @@ enum cm_err infer_roi_align(struct infer *in)
         return infer_bad_shape(in, &rois->shape);
     if (batch->shape.rank != 1 || !is_dim(batch->shape.dims[0], rois->shape.dims[0]))
         return infer_bad_shape(in, &batch->shape);
-    if (height < 1 || width < 1 || height > WK_MAX_DIM || width > WK_MAX_DIM ||
-        wk_node_int(in->node, "sampling_ratio", 0) < 0 ||
-        wk_node_int(in->node, "sampling_ratio", 0) > 1024 ||
-        !isfinite(wk_node_float(in->node, "spatial_scale", 1)))
-        return wk_node_fail(in->err, CM_INVALID, in->node,
-                            "output size, sampling_ratio or spatial_scale is out of range");
+    if (!isfinite(wk_node_float(in->node, "spatial_scale", 1)))
+        return wk_node_fail(in->err, CM_INVALID, in->node, "spatial_scale is not finite");
     int64_t count = dim_known(rois->shape.dims[0]) ? rois->shape.dims[0] : batch->shape.dims[0];
     struct cm_shape shape = {4, {count, x->shape.dims[1], height, width}};
     return infer_set(in, x->dtype, &shape);
@@ -162,7 +130,6 @@ enum cm_err infer_non_max_suppression(struct infer *in)
 {
     const struct wk_fact *boxes = infer_in(in, 0), *scores = infer_in(in, 1);
     struct cm_shape shape = {2, {WK_DIM_ANY, 3}};
-    int64_t format = wk_node_int(in->node, "center_point_box", 0);
     if (boxes->dtype != CM_FP32 || scores->dtype != CM_FP32)
         return unsupported_type(in, boxes->dtype != CM_FP32 ? boxes->dtype : scores->dtype);
     if (boxes->shape.rank != 3 || !is_dim(boxes->shape.dims[2], 4))
@@ -170,8 +137,6 @@ enum cm_err infer_non_max_suppression(struct infer *in)
     if (scores->shape.rank != 3 || !is_dim(scores->shape.dims[0], boxes->shape.dims[0]) ||
         !is_dim(scores->shape.dims[2], boxes->shape.dims[1]))
         return infer_bad_shape(in, &scores->shape);
-    if (format != 0 && format != 1)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "center_point_box must be 0 or 1");
     for (unsigned k = 2; k < 5; k++) {
         enum cm_err code = infer_check_scalar(in, k);
         if (code != CM_OK)
@@ -285,37 +250,36 @@ enum cm_err infer_col2im(struct infer *in)
 
 /* The attributes that must agree: pools are runs of ngrams of length 1, 2, ... that start where
  * ngram_counts says. */
-static enum cm_err check_ngrams(struct infer *in, int64_t *ret_width)
+enum cm_err wk_ngrams_resolve(const struct wk_node *node, struct cm_error *err, int64_t *ret_width)
 {
-    const struct wk_attr *counts = wk_node_attr(in->node, "ngram_counts");
-    const struct wk_attr *indexes = wk_node_attr(in->node, "ngram_indexes");
-    const struct wk_attr *pool = wk_node_attr(in->node, "pool_int64s");
-    const struct wk_attr *weights = wk_node_attr(in->node, "weights");
-    int64_t least = wk_node_int(in->node, "min_gram_length", 1);
-    int64_t most = wk_node_int(in->node, "max_gram_length", 1);
-    int64_t skip = wk_node_int(in->node, "max_skip_count", 0);
+    const struct wk_attr *counts = wk_node_attr(node, "ngram_counts");
+    const struct wk_attr *indexes = wk_node_attr(node, "ngram_indexes");
+    const struct wk_attr *pool = wk_node_attr(node, "pool_int64s");
+    const struct wk_attr *weights = wk_node_attr(node, "weights");
+    int64_t least = wk_node_int(node, "min_gram_length", 1);
+    int64_t most = wk_node_int(node, "max_gram_length", 1);
+    int64_t skip = wk_node_int(node, "max_skip_count", 0);
     size_t entries = 0;
     if (!counts || !indexes || !pool || counts->count == 0)
-        return wk_node_fail(in->err, CM_INVALID, in->node,
+        return wk_node_fail(err, CM_INVALID, node,
                             "ngram_counts, ngram_indexes or pool_int64s is missing");
     if (least < 1 || most < least || most > 4096 || skip < 0 || skip > 4096 ||
         (size_t)most > counts->count)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "gram lengths are out of range");
+        return wk_node_fail(err, CM_INVALID, node, "gram lengths are out of range");
     for (size_t i = 0; i < counts->count; i++) {
         int64_t begin = counts->ints[i];
         int64_t end = i + 1 < counts->count ? counts->ints[i + 1] : (int64_t)pool->count;
         if (begin < 0 || end < begin || end > (int64_t)pool->count || (i == 0 && begin != 0) ||
             (size_t)(end - begin) % (i + 1) != 0)
-            return wk_node_fail(in->err, CM_INVALID, in->node, "ngram_counts do not fit the pool");
+            return wk_node_fail(err, CM_INVALID, node, "ngram_counts do not fit the pool");
         entries += (size_t)(end - begin) / (i + 1);
     }
     if (indexes->count != entries || (weights && weights->count != entries))
-        return wk_node_fail(in->err, CM_INVALID, in->node,
-                            "ngram_indexes or weights do not fit the pool");
+        return wk_node_fail(err, CM_INVALID, node, "ngram_indexes or weights do not fit the pool");
     *ret_width = 0;
     for (size_t i = 0; i < entries; i++) {
         if (indexes->ints[i] < 0 || indexes->ints[i] >= (1 << 24))
-            return wk_node_fail(in->err, CM_INVALID, in->node, "ngram index %lld is out of range",
+            return wk_node_fail(err, CM_INVALID, node, "ngram index %lld is out of range",
                                 (long long)indexes->ints[i]);
         if (indexes->ints[i] >= *ret_width)
             *ret_width = indexes->ints[i] + 1;
@@ -325,13 +289,10 @@ static enum cm_err check_ngrams(struct infer *in, int64_t *ret_width)
 
 enum cm_err infer_tf_idf(struct infer *in)
 {
-    static const char *const modes[] = {"TF", "IDF", "TFIDF"};
     const struct wk_fact *x = infer_in(in, 0);
     struct cm_shape shape = x->shape;
     int64_t width = 0;
-    enum cm_err code = check_name(in, "mode", "", modes, 3);
-    if (code == CM_OK)
-        code = check_ngrams(in, &width);
+    enum cm_err code = wk_ngrams_resolve(in->node, in->err, &width);
     if (code != CM_OK)
         return code;
     if (x->dtype != CM_INT32 && x->dtype != CM_INT64)

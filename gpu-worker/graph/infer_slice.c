@@ -242,17 +242,9 @@ enum cm_err wk_pad_resolve(const struct wk_node *node, const struct wk_fact *fac
 
 enum cm_err infer_pad(struct infer *in)
 {
-    static const char *const modes[] = {"constant", "reflect", "edge", "wrap"};
     const struct wk_fact *x = infer_in(in, 0), *value = infer_in(in, 2);
-    const char *mode = wk_node_string(in->node, "mode", "constant");
     int64_t begin[CM_MAX_RANK], end[CM_MAX_RANK];
     struct cm_shape shape;
-    unsigned known = 0, n_modes = in->node->opset < 19 ? 3 : 4;
-    while (known < n_modes && strcmp(mode, modes[known]) != 0)
-        known++;
-    if (known == n_modes)
-        return wk_node_fail(in->err, CM_INVALID, in->node, "mode must be constant, reflect, edge%s",
-                            n_modes == 4 ? " or wrap" : "");
     if (value && value->dtype != x->dtype)
         return wk_node_fail(in->err, CM_INVALID, in->node,
                             "the value must be one element of the input's type");

@@ -234,6 +234,42 @@ enum cm_err wk_transposed_window_resolve(const struct wk_node *node, const struc
     return code;
 }
 
+/* ---- attributes alone ------------------------------------------------------------------------ */
+
+enum cm_err wk_window_check(const struct wk_node *node, struct cm_error *err)
+{
+    static const char *const lists[] = {"kernel_shape", "strides", "dilations", "output_padding"};
+    static const int64_t ones[WK_SPATIAL] = {1, 1, 1};
+    const struct wk_attr *pads = wk_node_attr(node, "pads");
+    bool pools = node->op == WK_OP_AveragePool || node->op == WK_OP_LpPool ||
+                 node->op == WK_OP_MaxPool || node->op == WK_OP_MaxUnpool;
+    const struct wk_attr *sizes = wk_node_attr(node, "output_shape");
+    size_t n = pads && pads->count > 1 ? pads->count / 2 : 1;
+    if (sizes) /* which may have two more entries */
+        n = sizes->count > WK_SPATIAL ? sizes->count - 2 : sizes->count;
+    for (size_t i = CM_COUNT_OF(lists); i-- > 0;) {
+        const struct wk_attr *list = wk_node_attr(node, lists[i]);
+        n = list ? list->count : n;
+    }
+    if (n < 1 || n > WK_SPATIAL)
+        return wk_node_fail(err, CM_UNSUPPORTED, node,
+                            "its attributes speak of %zu spatial dimensions; 1 to %d are supported",
+                            n, WK_SPATIAL);
+    struct cm_shape x = {.rank = (uint8_t)(2 + n)};
+    struct wk_window window;
+    for (unsigned i = 0; i < x.rank; i++)
+        x.dims[i] = WK_DIM_ANY;
+    const int64_t *kernel = pools || wk_node_attr(node, "kernel_shape") ? NULL : ones;
+    int64_t group = wk_node_int(node, "group", 1), p = wk_node_int(node, "p", 2);
+    if (p < 1 || p > MAX_POWER)
+        return wk_node_fail(err, CM_UNSUPPORTED, node, "p = %lld; 1 to %d are supported",
+                            (long long)p, MAX_POWER);
+    if (group < 1 || group > WK_MAX_DIM)
+        return wk_node_fail(err, CM_INVALID, node, "group %lld is out of range", (long long)group);
+    return (node->op == WK_OP_ConvTranspose ? wk_transposed_window_resolve
+                                            : wk_window_resolve)(node, &x, kernel, err, &window);
+}
+
 /* ---- rules ----------------------------------------------------------------------------------- */
 
 static bool is_float(enum cm_dtype dtype)
@@ -353,14 +389,7 @@ enum cm_err infer_pool(struct infer *in)
     struct wk_window window;
     struct cm_shape shape;
     bool small = in->node->op == WK_OP_MaxPool && (x->dtype == CM_INT8 || x->dtype == CM_UINT8);
-    int64_t order = wk_node_int(in->node, "storage_order", 0), p = wk_node_int(in->node, "p", 2);
     enum cm_err code = small ? CM_OK : need_same_float(in, 1);
-    if (code == CM_OK && (order < 0 || order > 1))
-        code = wk_node_fail(in->err, CM_INVALID, in->node, "storage_order %lld is not 0 or 1",
-                            (long long)order);
-    if (code == CM_OK && (p < 1 || p > MAX_POWER))
-        code = wk_node_fail(in->err, CM_UNSUPPORTED, in->node, "p = %lld; 1 to %d are supported",
-                            (long long)p, MAX_POWER);
     if (code == CM_OK)
         code = wk_window_resolve(in->node, &x->shape, NULL, in->err, &window);
     if (code != CM_OK)

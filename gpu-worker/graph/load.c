@@ -310,7 +310,8 @@ static enum cm_err read_node(struct loader *loader, const Onnx__NodeProto *proto
     node->n_out = (uint16_t)proto->n_output;
     node->in = in;
     node->out = out;
-    return wk_load_attrs(graph, node, version, proto, loader->err);
+    enum cm_err code = wk_load_attrs(graph, node, version, proto, loader->err);
+    return code == CM_OK ? wk_load_check(node, loader->err) : code;
 }
 
 /* Outputs become values; a Constant's output becomes a constant and the node goes away. */

@@ -17,6 +17,9 @@ CM_MUST_CHECK enum cm_err wk_load_attrs(struct wk_graph *graph, struct wk_node *
                                         const struct wk_op_version *version,
                                         const Onnx__NodeProto *proto, struct cm_error *err);
 
+/* The values of its attributes, as far as they can be right or wrong by themselves. */
+CM_MUST_CHECK enum cm_err wk_load_check(const struct wk_node *node, struct cm_error *err);
+
 /* The tensor that a Constant node stands for. */
 CM_MUST_CHECK enum cm_err wk_load_constant(struct wk_graph *graph, const struct wk_node *node,
                                            struct cm_error *err,

@@ -120,7 +120,7 @@ static void shapes_of_windows(void **state)
     kit_random(m, "w", kit_shape(4, 6, 4, 3, 3));
     kit_node(m, "Conv", "x,w", "y");
     kit_attr_i(m, "group", 0);
-    expect(m, CM_FP32, NULL, false, "does not fit");
+    expect(m, CM_FP32, NULL, false, "group 0");
 }
 
 /* Shape -> Slice -> Cast -> Concat -> Reshape, as exporters write it, is followed symbol by symbol.

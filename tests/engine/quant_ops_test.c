@@ -462,7 +462,7 @@ static const struct {
      "block_size",
      -1,
      CM_INVALID,
-     "block_size is -1"},
+     "block_size -1"},
     {"QuantizeLinear",
      "x,s",
      21,
