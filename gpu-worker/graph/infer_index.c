@@ -9,6 +9,15 @@
 
 /* ---- Gather ---------------------------------------------------------------------------------- */
 
+/* What an index that is not known yet may pick: the batch's size, if that is among the elements. */
+static enum wk_elem_kind any_of(const struct wk_fact *x)
+{
+    bool fixed = true;
+    for (uint32_t i = 0; fixed && i < x->n_elems; i++)
+        fixed = x->elems[i].kind == WK_ELEM_KNOWN || x->elems[i].kind == WK_ELEM_ANY;
+    return fixed ? WK_ELEM_ANY : WK_ELEM_MIXED;
+}
+
 enum cm_err infer_gather(struct infer *in)
 {
     const struct wk_fact *x = infer_in(in, 0), *indices = infer_in(in, 1);
@@ -31,11 +40,12 @@ enum cm_err infer_gather(struct infer *in)
     infer_set(in, x->dtype, &shape);
     if (!x->elems || !indices->elems || x->shape.rank != 1)
         return CM_OK;
+    const enum wk_elem_kind any = any_of(x);
     code = infer_track(in, x->dtype, &shape, &elems);
     for (unsigned i = 0; i < indices->n_elems && code == CM_OK && elems; i++) {
         struct wk_elem index = indices->elems[i];
         if (index.kind != WK_ELEM_KNOWN) {
-            elems[i].kind = index.kind == WK_ELEM_ANY ? WK_ELEM_ANY : WK_ELEM_MIXED;
+            elems[i].kind = index.kind == WK_ELEM_ANY ? any : WK_ELEM_MIXED;
             continue;
         }
         if (index.v < 0)

@@ -332,6 +332,23 @@ static void mixing_is_noticed(void **state)
     kit_node(m, "Resize", "x,roi,scales", "y");
     kit_attr_s(m, "coordinate_transformation_mode", "tf_crop_and_resize");
     expect(m, CM_FP32, "[-1,16]", false, "(Resize) may mix rows");
+    /* At a width of 5 the element that is picked is the number of rows. */
+    const int64_t second = 1, minus_five = -5;
+    m = on(13, kit_shape(2, -1, -1));
+    kit_const(m, "second", CM_INT64, KIT_SHAPE0(), &second);
+    kit_const(m, "minus", CM_INT64, KIT_SHAPE0(), &minus_five);
+    kit_ints(m, "front", 1, 0);
+    kit_node(m, "Shape", "x", "s");
+    kit_node(m, "Gather", "s,second", "width");
+    kit_node(m, "Add", "width,minus", "index");
+    kit_node(m, "Gather", "s,index", "count");
+    kit_node(m, "Unsqueeze", "count,front", "shape");
+    kit_node(m, "ConstantOfShape", "shape", "zeros");
+    kit_node(m, "Cos", "zeros", "ones");
+    kit_node(m, "ReduceSum", "ones", "total");
+    kit_attr_i(m, "keepdims", 0);
+    kit_node(m, "Mul", "x,total", "y");
+    expect(m, CM_FP32, "[-1,-1]", false, "may mix rows");
 }
 
 static void independence_is_proven(void **state)
