@@ -130,7 +130,8 @@ enum cm_dtype wk_plan_output_dtype(const struct wk_plan *plan, unsigned i);
 
 /* The shape of output i is known before the run, and the caller gives its buffer. Otherwise the
  * plan makes the tensor in the run, and wk_plan_output_data has its bytes, dense, until the next
- * run or wk_plan_destroy (NULL for no bytes; it may be an input's or a weight's memory). */
+ * run or wk_plan_destroy, and not after any buffer of the run has gone or changed: they may be
+ * those of an input, of scratch, of another output or of the weights. NULL for no bytes. */
 bool wk_plan_output_is_settled(const struct wk_plan *plan, unsigned i);
 const void *wk_plan_output_data(const struct wk_plan *plan, unsigned i);
 

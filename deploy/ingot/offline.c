@@ -163,6 +163,8 @@ static enum cm_err execute(struct wk_plan *plan, const struct wk_signature *sign
             times_ns[i] = cm_now_ns() - start_ns;
     }
     wk_plan_time_nodes(plan, NULL);
+    if (code == CM_OK) /* now: they may lie in scratch */
+        code = take_outputs(signature, plan, err, outputs);
     if (ret_plan && code == CM_OK)
         *ret_plan = ig_explain_json(plan, node_ns, rows);
     free(node_ns);
@@ -188,8 +190,6 @@ enum cm_err ig_offline_run(struct ig_offline *offline, const struct ig_tensor *i
         code = make_outputs(signature, plan, err, outputs);
     if (code == CM_OK)
         code = execute(plan, signature, inputs, outputs, repeat, times_ns, ret_plan, err);
-    if (code == CM_OK)
-        code = take_outputs(signature, plan, err, outputs);
     wk_plan_destroy(plan);
     for (unsigned i = 0; i < signature->n_outputs; i++) {
         if (code == CM_OK)

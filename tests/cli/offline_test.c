@@ -3,6 +3,7 @@
 #include "common/check.h"
 #include "deploy/ingot/rundir.h"
 #include "deploy/ingot/tensor_file.h"
+#include "tests/engine/kit.h"
 #include "tests/harness/cluster.h"
 
 #include <limits.h>
@@ -146,6 +147,47 @@ static void lists_passes(void **state)
     assert_int_equal(result.status, 0);
     assert_contains(result.output, "fold ");
     assert_contains(result.output, "dead ");
+}
+
+/* y is the sum x + x in the shape s: its bytes are those of an intermediate value. */
+static void outputs_sized_by_data_are_whole(void **state)
+{
+    char model[PATH_MAX], x_file[PATH_MAX], s_file[PATH_MAX], y_file[PATH_MAX];
+    char x_input[PATH_MAX + 8], s_input[PATH_MAX + 8], y_output[PATH_MAX + 8];
+    const float numbers[] = {1, 2, 3, 4}, twice[] = {2, 4, 6, 8};
+    const int64_t sides[] = {2, 2};
+    struct ig_tensor x = {0}, s = {0}, y = {0};
+    struct tc_result result;
+    struct cm_error err;
+    size_t length;
+    struct kit_model *m = kit_model(13);
+    kit_input(m, "x", CM_FP32, kit_shape(1, 4));
+    kit_input(m, "s", CM_INT64, kit_shape(1, -1));
+    kit_node(m, "Add", "x,x", "sum");
+    kit_node(m, "Reshape", "sum,s", "y");
+    kit_output(m, "y", CM_FP32, kit_shape(2, -1, -1));
+    void *bytes = kit_bytes(m, &length);
+    kit_free(m);
+    assert_int_equal(ig_write_file(below(*state, "sum.onnx", model), 0600, bytes, length, &err),
+                     CM_OK);
+    free(bytes);
+    struct cm_shape shape = kit_shape(1, 4), two = kit_shape(1, 2);
+    assert_int_equal(ig_tensor_init(&x, CM_FP32, &shape, &err), CM_OK);
+    assert_int_equal(ig_tensor_init(&s, CM_INT64, &two, &err), CM_OK);
+    memcpy(x.data, numbers, sizeof numbers);
+    memcpy(s.data, sides, sizeof sides);
+    assert_int_equal(ig_tensor_write(below(*state, "x.npy", x_file), &x, &err), CM_OK);
+    assert_int_equal(ig_tensor_write(below(*state, "s.npy", s_file), &s, &err), CM_OK);
+    snprintf(x_input, sizeof x_input, "x=%s", x_file);
+    snprintf(s_input, sizeof s_input, "s=%s", s_file);
+    snprintf(y_output, sizeof y_output, "y=%s", below(*state, "y.npy", y_file));
+    RUN(&result, model, "--input", x_input, "--input", s_input, "--output", y_output);
+    assert_int_equal(result.status, 0);
+    assert_int_equal(ig_tensor_read(y_file, &err, &y), CM_OK);
+    assert_memory_equal(y.data, twice, sizeof twice);
+    ig_tensor_fini(&x);
+    ig_tensor_fini(&s);
+    ig_tensor_fini(&y);
 }
 
 /* --- test case folders */
@@ -314,6 +356,7 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         T(recognises_a_digit),
+        T(outputs_sized_by_data_are_whole),
         T(json_has_the_documented_shape),
         T(writes_outputs_to_files),
         T(lists_operators),
