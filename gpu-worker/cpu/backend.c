@@ -86,7 +86,8 @@ void cpu_split(const struct cpu_backend *cpu, const struct cpu_step *step, const
         return;
     }
     double about_ns = step->work * CPU_WORK_NS;
-    size_t parts = cpu->threads * (about_ns >= LONG_NS ? LONG_PARTS : 1u);
+    bool cut = about_ns >= LONG_NS && items / unit >= 2u * LONG_PARTS * cpu->threads;
+    size_t parts = cpu->threads * (cut ? LONG_PARTS : 1u);
     struct split split = {cpu, step, run, body, items, unit, parts};
     cpu_pool_run(cpu->pool, run_part, &split, parts, about_ns);
 }

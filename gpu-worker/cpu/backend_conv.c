@@ -6,6 +6,7 @@
 #include "gpu-worker/cpu/backend_mixed.h"
 
 #include "common/check.h"
+#include "gpu-worker/cpu/pool.h"
 
 #include <stdio.h>
 
@@ -47,13 +48,45 @@ struct k_window cpu_window2(const struct wk_window *w)
     };
 }
 
+/* Below so many panels for each thread channels are shared out, in multiples of CHANNEL_UNIT. */
+#define FEW_PANELS   6
+#define CHANNEL_UNIT ((size_t)24)
+
 struct conv_step {
     struct cpu_step step;
     struct k_conv args;
     struct cpu_stages stages;
     bool depthwise;
+    size_t channel_blocks; /* 0: threads share out pixels, otherwise blocks of output channels */
     size_t thread_floats;
 };
+
+/* Items are (image, block of output channels). */
+static void run_channels(const struct cpu_backend *cpu, const struct conv_step *s,
+                         const struct k_conv *all, size_t i0, size_t i1, float *workspace)
+{
+    size_t pixels = all->win.oh * all->win.ow, plane = all->win.h * all->win.w;
+    size_t k = all->ic * all->win.kh * all->win.kw;
+    for (; i0 < i1; i0++) {
+        size_t image = i0 / s->channel_blocks, block = i0 % s->channel_blocks, first, end;
+        cpu_pool_share(all->oc, CHANNEL_UNIT, s->channel_blocks, block, &first, &end);
+        struct k_conv part = *all;
+        struct k_epilogue epilogue;
+        part.batch = 1;
+        part.oc = end - first;
+        part.x += image * all->ic * plane;
+        part.weight += first * k;
+        if (all->bias)
+            part.bias += first;
+        part.y += (image * all->oc + first) * pixels;
+        if (all->epilogue) {
+            epilogue = k_epilogue_of(all->epilogue, image * all->oc * pixels);
+            epilogue = k_epilogue_rows(&epilogue, first, pixels);
+            part.epilogue = &epilogue;
+        }
+        cpu->kernels->f32_conv(&part, 0, k_conv_items(&part), workspace);
+    }
+}
 
 static void conv_body(const struct cpu_backend *cpu, const struct cpu_step *step,
                       const struct wk_run *run, size_t i0, size_t i1, unsigned thread)
@@ -67,7 +100,9 @@ static void conv_body(const struct cpu_backend *cpu, const struct cpu_step *step
     args.bias = args.bias ? run->in[2] : NULL;
     args.y = run->out[0];
     args.epilogue = cpu_stages_bind(&s->stages, run, &epilogue);
-    if (s->depthwise)
+    if (s->channel_blocks)
+        run_channels(cpu, s, &args, i0, i1, workspace);
+    else if (s->depthwise)
         cpu->kernels->f32_dwconv(&args, i0, i1, workspace);
     else
         cpu->kernels->f32_conv(&args, i0, i1, workspace);
@@ -79,6 +114,17 @@ static void describe_conv(const struct cpu_backend *cpu, const struct cpu_step *
     snprintf(buffer, size, "f32_%s %s",
              ((const struct conv_step *)step)->depthwise ? "dwconv" : "conv",
              wk_isa_name(cpu->kernels->isa));
+}
+
+/* A layer of few panels of pixels cannot be shared out evenly by them (49 pixels are 48 and 1): its
+ * output channels are. Each thread then packs the pixels for itself. */
+static size_t channel_blocks(const struct cpu_prepare *p, const struct k_conv *c)
+{
+    size_t threads = p->cpu->threads, panels = k_panels(c->win.oh * c->win.ow);
+    if (threads == 1 || c->groups > 1 || c->batch * panels >= FEW_PANELS * threads ||
+        c->oc < CHANNEL_UNIT * threads)
+        return 0;
+    return threads;
 }
 
 static double conv_work(const struct wk_call *call)
@@ -102,12 +148,16 @@ static enum cm_err prepare_planar(struct cpu_prepare *p, const struct wk_window 
         .bias = wk_call_in(p->call, 2) ? &present : NULL, /* replaced by in[2] at run */
     };
     bool depthwise = args.ic == 1 && args.oc == 1;
+    size_t blocks = depthwise ? 0 : channel_blocks(p, &args);
     size_t items = depthwise ? args.batch * groups : k_conv_items(&args);
+    if (blocks)
+        items = args.batch * blocks;
     struct conv_step *s = cpu_step_take(p, sizeof *s, conv_body, items, 1, conv_work(p->call));
     if (!s)
         return CM_NOMEM;
     s->args = args;
     s->depthwise = depthwise;
+    s->channel_blocks = blocks;
     s->step.describe = describe_conv;
     s->thread_floats =
         cpu_thread_floats(p, depthwise ? k_dwconv_workspace(&args) : k_conv_workspace(&args));

@@ -74,6 +74,23 @@ static inline struct k_epilogue k_epilogue_of(const struct k_epilogue *e, size_t
     return part;
 }
 
+/* The same for rows from `row` on of an output whose rows are row_floats long. */
+static inline struct k_epilogue k_epilogue_rows(const struct k_epilogue *e, size_t row,
+                                                size_t row_floats)
+{
+    struct k_epilogue part = k_epilogue_of(e, row * row_floats);
+    for (unsigned i = 0; i < part.n_stages; i++) {
+        struct k_stage *s = &part.stages[i];
+        if (s->kind == K_STAGE_BINARY && s->spread == K_ROW)
+            s->operand += row;
+        if (s->kind == K_STAGE_SCALE_SHIFT) {
+            s->scale += row;
+            s->shift += row;
+        }
+    }
+    return part;
+}
+
 /* ---- GEMM: C[m,n] = init[m,n] + A[m,k] * B[k,n] ------------------------------------------------
  *
  * C[i,j] is one chain: t = init[i,j]; for kk = 0..k-1: t = fma(A[i,kk], B[kk,j], t).
