@@ -1,11 +1,12 @@
 """Every case of the ONNX standard's own test data (Debian's libonnx-testdata) through `ingot run --test-dir`.
 
-usage: onnx_standard.py INGOT [--only REGEX] [--every N] [--update]
+usage: onnx_standard.py INGOT [--runner RUNNER] [--only REGEX] [--every N] [--update]
 
 A case must pass with the standard's tolerances (rtol 1e-3, atol 1e-7) unless onnx_standard.txt names it. The list
 and the truth must agree in both directions: a case that fails without a line fails the test, and so does a line
 whose case now passes or behaves differently. --update rewrites the list from the truth and keeps the reasons that
-people wrote. --only and --every N take part of the cases.
+people wrote. --only and --every N take part of the cases. --runner has onnx_cases_runner run the cases, hundreds in one
+process: for sanitizers, which take longer to start a process than it takes to run a case.
 """
 
 import argparse
@@ -33,6 +34,7 @@ DATA = pathlib.Path("/usr/share/libonnx-testdata/data")
 LIST = pathlib.Path(__file__).with_name("onnx_standard.txt")
 SUITES = ("node", "simple", "pytorch-converted", "pytorch-operator")  # real/ has addresses of downloads only
 CASES = 1072
+TOGETHER = 200
 SECONDS = 60
 FORMS = {"refused": 3, "random": 2, "corrected": 2, "open": 2}  # words of a line before its reason
 
@@ -96,6 +98,22 @@ def run_case(ingot, folder):
     if report["passed"] and report["sets"] and done.returncode == 0:
         return Outcome("passed", "")
     return Outcome("failed", "; ".join(complaints(report)))
+
+
+def run_together(runner, cases):
+    """The outcomes of all cases by onnx_cases_runner."""
+    found, kinds = [], {"pass": "passed", "refused": "refused", "fail": "failed"}
+    for start in range(0, len(cases), TOGETHER):
+        folders = [str(case[1]) for case in cases[start:start + TOGETHER]]
+        done = subprocess.run([runner, *folders], text=True, errors="replace", stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, timeout=TOGETHER * SECONDS)
+        lines = done.stdout.splitlines()
+        if len(lines) != len(folders) or done.returncode not in (0, 1):
+            sys.exit(f"the runner ended with status {done.returncode} after {lines[-1:]}: {done.stderr[-4000:]}")
+        for line in lines:
+            verdict, _, rest = line.partition(" ")
+            found.append(Outcome(kinds[verdict], rest.partition(": ")[2]))
+    return found
 
 
 def complaints(report):
@@ -347,6 +365,7 @@ def find_cases(only, every):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ingot")
+    parser.add_argument("--runner", metavar="RUNNER", help="onnx_cases_runner")
     parser.add_argument("--only", metavar="REGEX", help="cases whose name matches")
     parser.add_argument("--every", metavar="N", type=int, default=1, help="every Nth case")
     parser.add_argument("--update", action="store_true", help="rewrite the list")
@@ -354,7 +373,8 @@ def main():
     lines, cases = read_list(), find_cases(args.only, args.every)
     unknown = set(lines) - {case[0] for case in cases}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = list(pool.map(lambda case: run_case(args.ingot, case[1]), cases))
+        outcomes = (run_together(args.runner, cases) if args.runner
+                    else list(pool.map(lambda case: run_case(args.ingot, case[1]), cases)))
         if args.update:
             found = list(pool.map(lambda pair: new_line(args.ingot, pair[0], lines.get(pair[0][0]), pair[1]),
                                   zip(cases, outcomes)))
