@@ -346,6 +346,62 @@ static void *known_per_plan(size_t *ret)
     return of_kit(m, ret);
 }
 
+/* The same in integers, which are tracked one by one. */
+static void *tracked_by_request(size_t *ret)
+{
+    struct kit_model *m = kit_model(15);
+    const int64_t one = 1;
+    kit_input(m, "x", CM_FP32, kit_shape(1, -1));
+    kit_output(m, "y", CM_INT64, kit_shape(1, -1));
+    kit_ints(m, "half", 1, 2);
+    kit_node(m, "Shape", "x", "d");
+    kit_attr_i(m, "end", 1);
+    kit_node(m, "Div", "d,half", "s"); /* no more than WK_MAX_TRACKED */
+    kit_node(m, "ConstantOfShape", "s", "c");
+    kit_attr_tensor(m, "value", CM_INT64, kit_shape(1, 1), &one);
+    chain(m, "Add", "c", "", WK_MAX_NODES - 3);
+    return of_kit(m, ret);
+}
+
+/* Activations that double from node to node. */
+static void *growing_activations(size_t *ret)
+{
+    struct kit_model *m = kit_model(13);
+    char in[32], out[16];
+    kit_input(m, "x", CM_FP32, kit_shape(1, -1));
+    kit_output(m, "y", CM_FP32, kit_shape(1, -1));
+    for (unsigned i = 0; i < 40; i++) {
+        snprintf(in, sizeof in, i ? "v%u,v%u" : "x,x", i, i);
+        snprintf(out, sizeof out, i + 1 < 40 ? "v%u" : "y", i + 1);
+        kit_node(m, "Concat", in, out);
+        kit_attr_i(m, "axis", 0);
+    }
+    return of_kit(m, ret);
+}
+
+/* Branches inside branches, two at each level, as deep as they may be. */
+static struct kit_model *branches(unsigned depth)
+{
+    struct kit_model *m = kit_model(13);
+    if (depth == 0) {
+        kit_node(m, "Relu", "x", "r");
+    } else {
+        kit_node(m, "If", "c", "r");
+        kit_attr_graph(m, "then_branch", branches(depth - 1));
+        kit_attr_graph(m, "else_branch", branches(depth - 1));
+    }
+    kit_output(m, "r", CM_FP32, kit_shape(1, -1));
+    return m;
+}
+
+static void *nested_branches(size_t *ret)
+{
+    struct kit_model *m = branches(10);
+    kit_input(m, "x", CM_FP32, kit_shape(1, -1));
+    kit_input(m, "c", CM_BOOL, KIT_SHAPE0());
+    return of_kit(m, ret);
+}
+
 /* ---- the limited process --------------------------------------------------------------------- */
 
 struct worst {
@@ -370,6 +426,9 @@ static const struct worst worst[] = {
     {"loops in loops", nested_loops, CM_LIMIT},
     {"many branches", many_branches, CM_LIMIT},
     {"known per plan", known_per_plan, CM_OK},
+    {"tracked per plan", tracked_by_request, CM_LIMIT},
+    {"growing activations", growing_activations, CM_LIMIT},
+    {"nested branches", nested_branches, CM_OK},
 };
 
 /* Several plans at once, as a worker keeps them, for inputs of up to 8 KB. */
