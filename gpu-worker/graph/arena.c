@@ -23,13 +23,15 @@ void *wk_arena_take(struct wk_arena *arena, size_t count, size_t size)
         bytes = ARENA_ALIGN;
     if (!arena->blocks || arena->limit - arena->used < bytes) {
         size_t capacity = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES, total;
-        if (!cm_size_add(capacity, sizeof(struct wk_arena_block), &total))
+        if (!cm_size_add(capacity, sizeof(struct wk_arena_block), &total) ||
+            (arena->most && (total > arena->most || arena->bytes > arena->most - total)))
             return NULL;
         struct wk_arena_block *block = calloc(1, total);
         if (!block)
             return NULL;
         block->next = arena->blocks;
         arena->blocks = block;
+        arena->bytes += total;
         arena->used = 0;
         arena->limit = capacity;
     }
@@ -56,5 +58,5 @@ void wk_arena_fini(struct wk_arena *arena)
         free(arena->blocks);
         arena->blocks = next;
     }
-    *arena = (struct wk_arena){0};
+    *arena = (struct wk_arena){.most = arena->most};
 }

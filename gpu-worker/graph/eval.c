@@ -11,7 +11,7 @@ enum { MAX_IN = 64, MAX_OUT = 16 }; /* of a node that is run while planning */
 enum cm_err wk_eval_run(struct wk_backend *backend, const struct wk_call *call,
                         const void *const *in, void *const *out, struct cm_error *err)
 {
-    struct wk_arena arena = {0};
+    struct wk_arena arena = {.most = WK_MAX_TABLE_BYTES};
     const void *state = NULL;
     void *workspace = NULL;
     size_t workspace_bytes = 0;

@@ -32,6 +32,7 @@
 #endif
 #define WK_MAX_DIM          ((int64_t)1 << 30) /* also beside a dimension that is 0 */
 #define WK_MAX_PLAN_BYTES   ((size_t)4 << 30)  /* of a plan's scratch memory */
+#define WK_MAX_TABLE_BYTES  ((size_t)2 << 30)  /* of a plan's steps and their tables */
 #define WK_MAX_WEIGHT_BYTES ((size_t)8 << 30)  /* of a model's packed weights */
 #define WK_MIN_OPSET        1 /* below 6: the few operators that have not changed since */
 #define WK_MAX_OPSET        21

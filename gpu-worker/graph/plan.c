@@ -453,6 +453,7 @@ enum cm_err wk_plan_build(struct wk_backend *backend, const struct wk_graph *gra
         return cm_fail(err, CM_NOMEM, "out of memory while planning");
     plan->backend = backend;
     plan->graph = graph;
+    plan->arena.most = WK_MAX_TABLE_BYTES;
     struct builder b = {
         .plan = plan, .graph = graph, .weights = graph->weights, .base = base, .err = err};
     enum cm_err code = build(&b, inputs);

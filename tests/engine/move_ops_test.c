@@ -844,15 +844,45 @@ static void bad_indices(void **state)
     }
 }
 
+/* A table per axis may be larger than the tensor that it is for: of 2^29 bytes it has 2^31. */
+static void tables_without_end(void **state)
+{
+    const struct cm_shape shape = kit_shape(1, 1);
+    struct kit_model *m = kit_model(13);
+    struct kit_loaded l;
+    struct wk_plan *plan = NULL;
+    struct cm_error err = {0};
+    (void)state;
+    kit_input(m, "x", CM_INT8, shape);
+    kit_ints(m, "n", 1, 1 << 29);
+    kit_node(m, "Tile", "x,n", "y");
+    kit_output(m, "y", CM_INT8, kit_shape(1, 1 << 29));
+    kit_load_model(&l, m, 1, NULL);
+    assert_int_equal(wk_plan_create(l.model, &shape, &err, &plan), CM_NOMEM);
+    kit_unload(&l);
+    kit_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles),       cmocka_unit_test(paddings), cmocka_unit_test(pad_values),
-        cmocka_unit_test(centers),     cmocka_unit_test(blocks),   cmocka_unit_test(triangles),
-        cmocka_unit_test(indexed),     cmocka_unit_test(tuples),   cmocka_unit_test(reversals),
-        cmocka_unit_test(splits),      cmocka_unit_test(one_hots), cmocka_unit_test(ranges),
-        cmocka_unit_test(empties),     cmocka_unit_test(scatters), cmocka_unit_test(halves),
+        cmocka_unit_test(tiles),
+        cmocka_unit_test(paddings),
+        cmocka_unit_test(pad_values),
+        cmocka_unit_test(centers),
+        cmocka_unit_test(blocks),
+        cmocka_unit_test(triangles),
+        cmocka_unit_test(indexed),
+        cmocka_unit_test(tuples),
+        cmocka_unit_test(reversals),
+        cmocka_unit_test(splits),
+        cmocka_unit_test(one_hots),
+        cmocka_unit_test(ranges),
+        cmocka_unit_test(empties),
+        cmocka_unit_test(scatters),
+        cmocka_unit_test(halves),
         cmocka_unit_test(bad_indices),
+        cmocka_unit_test(tables_without_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
