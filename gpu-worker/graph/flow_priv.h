@@ -69,6 +69,7 @@ struct trips {
     struct wk_tensor *results; /* n_outputs of the body */
     struct stack *stacks;      /* one per scan output */
     uint32_t n_formal, n_results, n_carried, n_stacks;
+    size_t stacked; /* bytes of all stacks */
 };
 
 /* Room for a body with n_carried states; before: outputs of the body in front of these. */

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of all scan outputs of a node: they are copied once more when the last trip is over. */
+#define MAX_STACKED (WK_MAX_PLAN_BYTES / 2)
+
 /* ---- Loop and Scan: tensors that grow by one piece per trip -----------------------------------
  */
 
@@ -114,8 +117,15 @@ enum cm_err flow_trips_advance(struct wk_flow *flow, struct trips *t, uint32_t f
         t->formal[to + i] = t->results[from + i];
         t->results[from + i] = (struct wk_tensor){0};
     }
-    for (uint32_t i = 0; i < t->n_stacks && code == CM_OK; i++)
-        code = flow_stack_push(flow, &t->stacks[i], &t->results[from + t->n_carried + i], err);
+    for (uint32_t i = 0; i < t->n_stacks && code == CM_OK; i++) {
+        const struct wk_tensor *piece = &t->results[from + t->n_carried + i];
+        t->stacked += flow_tensor_bytes(piece);
+        if (t->stacked > MAX_STACKED)
+            code = wk_node_fail(err, CM_LIMIT, flow->node,
+                                "its scan outputs are larger together than %zu bytes", MAX_STACKED);
+        if (code == CM_OK)
+            code = flow_stack_push(flow, &t->stacks[i], piece, err);
+    }
     for (uint32_t i = 0; i < t->n_results; i++)
         wk_tensor_fini(&t->results[i]);
     return code;

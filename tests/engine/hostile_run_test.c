@@ -330,13 +330,12 @@ static void need(bool fact, const struct hostile *h, unsigned round, const char 
     _exit(1);
 }
 
-/* An error says which node it was, of a subgraph perhaps. */
+/* An error says which node it was, of a subgraph perhaps. Limits come before memory is out. */
 static void check_end(const struct hostile *h, unsigned round, enum cm_err code,
                       const struct cm_error *err)
 {
-    need(code == CM_OK || code == CM_INVALID || code == CM_LIMIT || code == CM_UNSUPPORTED ||
-             code == CM_NOMEM,
-         h, round, err->text);
+    need(code == CM_OK || code == CM_INVALID || code == CM_LIMIT || code == CM_UNSUPPORTED, h,
+         round, err->text);
     need(code == CM_OK || strstr(err->text, "node ") || strstr(err->text, h->op), h, round,
          err->text);
 }
@@ -474,11 +473,40 @@ static void trip_counts(void **state)
     assert_true(survives(&h, loop("Concat", "a,a"), 9));
 }
 
+/* A Loop with many scan outputs of a megabyte a trip: each would stay below the limit of a tensor
+ * for a thousand trips. */
+static void scan_outputs(void **state)
+{
+    static const struct hostile h = {"Loop", 13,   CM_FP32, {INT64(S), BOOL(S), DATA(V(262144))},
+                                     3,      NULL, 0,       {0}};
+    (void)state;
+#ifdef BYTES /* a sanitizer keeps what is freed and grown */
+    struct kit_model *m = kit_model(13), *body = kit_model(13);
+    kit_input(body, "trip", CM_INT64, KIT_SHAPE0());
+    kit_input(body, "going", CM_BOOL, KIT_SHAPE0());
+    kit_input(body, "a", CM_FP32, kit_shape(1, -1));
+    kit_node(body, "Neg", "a", "b");
+    kit_output(body, "going", CM_BOOL, KIT_SHAPE0());
+    for (int i = 0; i < 9; i++)
+        kit_output(body, "b", CM_FP32, kit_shape(1, -1));
+    kit_input(m, "i0", CM_INT64, KIT_SHAPE0());
+    kit_input(m, "i1", CM_BOOL, KIT_SHAPE0());
+    kit_input(m, "i2", CM_FP32, kit_shape(1, 262144));
+    kit_node(m, "Loop", "i0,i1,i2", "y,s1,s2,s3,s4,s5,s6,s7,s8");
+    kit_attr_graph(m, "body", body);
+    kit_output(m, "y", CM_FP32, kit_shape(1, -1));
+    assert_true(survives(&h, m, 9));
+#else
+    (void)h;
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operands),
         cmocka_unit_test(trip_counts),
+        cmocka_unit_test(scan_outputs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
