@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of all outputs of a subgraph: a Loop's states of one trip stay while the next ones are made. */
+#define MAX_RESULTS (WK_MAX_PLAN_BYTES / 2)
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 void wk_tensor_fini(struct wk_tensor *tensor)
@@ -146,20 +149,35 @@ void flow_ask(struct wk_flow *flow, struct body *body, const struct wk_tensor *f
     }
 }
 
+/* Memory for output i of a body. */
+static enum cm_err take_result(const struct wk_flow *flow, const struct wk_plan *plan, uint32_t i,
+                               size_t *taken, struct wk_tensor *ret, struct cm_error *err)
+{
+    enum cm_err code =
+        wk_tensor_make(ret, wk_plan_output_dtype(plan, i), wk_plan_output_shape(plan, i), err);
+    if (code != CM_OK)
+        return code;
+    *taken += flow_tensor_bytes(ret);
+    if (*taken > MAX_RESULTS)
+        return wk_node_fail(err, CM_LIMIT, flow->node,
+                            "what a subgraph gives is larger together than %zu bytes", MAX_RESULTS);
+    return CM_OK;
+}
+
 /* Runs a body for what was asked; out gets new tensors. */
 enum cm_err flow_run_body(struct wk_flow *flow, struct body *body, struct wk_tensor *out,
                           struct cm_error *err)
 {
     struct body_plan *made;
     uint32_t n_out = body->graph->n_outputs;
+    size_t taken = 0;
     enum cm_err code = find_plan(flow, body, err, &made);
     memset(out, 0, n_out * sizeof *out);
     for (uint32_t i = 0; i < n_out && code == CM_OK; i++) {
         body->out[i] = NULL;
         if (!wk_plan_output_is_settled(made->plan, i))
             continue;
-        code = wk_tensor_make(&out[i], wk_plan_output_dtype(made->plan, i),
-                              wk_plan_output_shape(made->plan, i), err);
+        code = take_result(flow, made->plan, i, &taken, &out[i], err);
         body->out[i] = out[i].owned;
     }
     if (code == CM_OK)
@@ -167,8 +185,7 @@ enum cm_err flow_run_body(struct wk_flow *flow, struct body *body, struct wk_ten
     for (uint32_t i = 0; i < n_out && code == CM_OK; i++) {
         if (wk_plan_output_is_settled(made->plan, i))
             continue;
-        code = wk_tensor_make(&out[i], wk_plan_output_dtype(made->plan, i),
-                              wk_plan_output_shape(made->plan, i), err);
+        code = take_result(flow, made->plan, i, &taken, &out[i], err);
         if (code == CM_OK && flow_tensor_bytes(&out[i]))
             memcpy(out[i].owned, wk_plan_output_data(made->plan, i), flow_tensor_bytes(&out[i]));
     }

@@ -29,7 +29,7 @@ const char *__asan_default_options(void)
 }
 #else
 #define SECONDS 30
-#define BYTES   ((rlim_t)3 << 30)
+#define BYTES   ((rlim_t)4 << 30)
 #endif
 
 enum { MAX_OPERANDS = 6, MIXED_ROUNDS = 60 };
@@ -501,12 +501,47 @@ static void scan_outputs(void **state)
 #endif
 }
 
+/* States that double, together: each would stay below the limit of a tensor. */
+static void many_states(void **state)
+{
+    enum { STATES = 6 };
+    static const struct hostile h = {"Loop", 13,   CM_FP32, {INT64(S), BOOL(S), DATA(V(4))},
+                                     3,      NULL, 0,       {0}};
+    (void)state;
+#ifdef BYTES
+    struct kit_model *m = kit_model(13), *body = kit_model(13);
+    char in[64] = "i0,i1", out[64] = "", name[8];
+    kit_input(body, "trip", CM_INT64, KIT_SHAPE0());
+    kit_input(body, "going", CM_BOOL, KIT_SHAPE0());
+    kit_output(body, "going", CM_BOOL, KIT_SHAPE0());
+    for (int i = 0; i < STATES; i++) {
+        snprintf(name, sizeof name, "a%d", i);
+        kit_input(body, name, CM_FP32, kit_shape(1, -1));
+        kit_output(body, "b", CM_FP32, kit_shape(1, -1));
+        strcat(in, ",i2");
+        snprintf(out + strlen(out), sizeof out - strlen(out), i ? ",y%d" : "y", i);
+    }
+    kit_node(body, "Concat", "a0,a0", "b");
+    kit_attr_i(body, "axis", 0);
+    kit_input(m, "i0", CM_INT64, KIT_SHAPE0());
+    kit_input(m, "i1", CM_BOOL, KIT_SHAPE0());
+    kit_input(m, "i2", CM_FP32, kit_shape(1, 4));
+    kit_node(m, "Loop", in, out);
+    kit_attr_graph(m, "body", body);
+    kit_output(m, "y", CM_FP32, kit_shape(1, -1));
+    assert_true(survives(&h, m, 9));
+#else
+    (void)h;
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operands),
         cmocka_unit_test(trip_counts),
         cmocka_unit_test(scan_outputs),
+        cmocka_unit_test(many_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
