@@ -166,12 +166,10 @@ static enum cm_err descend(struct walk *walk, struct gw_wire part, const char *f
     return code;
 }
 
-/* ---- ingot.v1 -------------------------------------------------------------------------------- */
-
-static enum cm_err take_tensor_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
-                                     enum gw_wire_type type, void *target)
+/* What both protocols say of an input in the same fields. */
+static enum cm_err take_described(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                  enum gw_wire_type type, struct gw_input *input)
 {
-    struct gw_input *input = target;
     switch (field) {
     case 1:
         return take_text(walk, wire, type, "name", &input->name);
@@ -179,14 +177,14 @@ static enum cm_err take_tensor_field(struct walk *walk, struct gw_wire *wire, ui
         return take_text(walk, wire, type, "datatype", &input->datatype);
     case 3:
         return take_shape(walk, wire, type, &input->shape);
-    case 4:
-        return take_part(walk, wire, type, "data", &input->data);
     default:
         return skip(walk, wire, type);
     }
 }
 
-static enum cm_err take_tensor(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
+/* An input, whose contents are so as long as no field says otherwise. */
+static enum cm_err take_input(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type,
+                              enum gw_contents contents, take_field *take)
 {
     struct gw_wire part;
     struct gw_input *input = NULL;
@@ -196,11 +194,20 @@ static enum cm_err take_tensor(struct walk *walk, struct gw_wire *wire, enum gw_
         code = new_input(walk, &input);
     if (code != CM_OK)
         return code;
-    /* Without a data field the tensor has no bytes: what proto3 means by absent. */
-    input->contents = GW_CONTENTS_RAW;
+    input->contents = contents;
     input->data = part;
     input->data.left = 0;
-    return descend(walk, part, "inputs", index, take_tensor_field, input);
+    return descend(walk, part, "inputs", index, take, input);
+}
+
+/* ---- ingot.v1 -------------------------------------------------------------------------------- */
+
+static enum cm_err take_tensor_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
+                                     enum gw_wire_type type, void *target)
+{
+    struct gw_input *input = target;
+    return field == 4 ? take_part(walk, wire, type, "data", &input->data)
+                      : take_described(walk, wire, field, type, input);
 }
 
 static enum cm_err take_ingot_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
@@ -215,7 +222,8 @@ static enum cm_err take_ingot_field(struct walk *walk, struct gw_wire *wire, uin
     case 2:
         return take_text(walk, wire, type, "version", &request->version);
     case 3:
-        return take_tensor(walk, wire, type);
+        /* Without a data field the tensor has no bytes: what proto3 means by absent. */
+        return take_input(walk, wire, type, GW_CONTENTS_RAW, take_tensor_field);
     case 4:
         code = new_output(walk, &output);
         return code == CM_OK ? take_text(walk, wire, type, "outputs", output) : code;
@@ -343,24 +351,15 @@ static enum cm_err take_input_field(struct walk *walk, struct gw_wire *wire, uin
                                     enum gw_wire_type type, void *target)
 {
     struct gw_input *input = target;
-    switch (field) {
-    case 1:
-        return take_text(walk, wire, type, "name", &input->name);
-    case 2:
-        return take_text(walk, wire, type, "datatype", &input->datatype);
-    case 3:
-        return take_shape(walk, wire, type, &input->shape);
-    case 4:
+    if (field == 4)
         return take_parameter(walk, wire, type);
-    case 5:
-        /* Legal protobuf would merge two of them; nobody sends that on purpose. */
-        if (input->contents == GW_CONTENTS_TYPED)
-            return cm_fail(walk->err, CM_INVALID, "%s.contents: given twice", walk->path);
-        input->contents = GW_CONTENTS_TYPED;
-        return take_part(walk, wire, type, "contents", &input->data);
-    default:
-        return skip(walk, wire, type);
-    }
+    if (field != 5)
+        return take_described(walk, wire, field, type, input);
+    /* Legal protobuf would merge two of them; nobody sends that on purpose. */
+    if (input->contents == GW_CONTENTS_TYPED)
+        return cm_fail(walk->err, CM_INVALID, "%s.contents: given twice", walk->path);
+    input->contents = GW_CONTENTS_TYPED;
+    return take_part(walk, wire, type, "contents", &input->data);
 }
 
 static enum cm_err take_output_field(struct walk *walk, struct gw_wire *wire, uint32_t field,
@@ -371,17 +370,6 @@ static enum cm_err take_output_field(struct walk *walk, struct gw_wire *wire, ui
     if (field == 2)
         return take_parameter(walk, wire, type);
     return skip(walk, wire, type);
-}
-
-static enum cm_err take_input(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
-{
-    struct gw_wire part;
-    struct gw_input *input = NULL;
-    unsigned index = walk->request->n_inputs;
-    enum cm_err code = take_part(walk, wire, type, "inputs", &part);
-    if (code == CM_OK)
-        code = new_input(walk, &input);
-    return code == CM_OK ? descend(walk, part, "inputs", index, take_input_field, input) : code;
 }
 
 static enum cm_err take_output(struct walk *walk, struct gw_wire *wire, enum gw_wire_type type)
@@ -421,7 +409,7 @@ static enum cm_err take_oip_field(struct walk *walk, struct gw_wire *wire, uint3
     case 4:
         return take_parameter(walk, wire, type);
     case 5:
-        return take_input(walk, wire, type);
+        return take_input(walk, wire, type, GW_CONTENTS_NONE, take_input_field);
     case 6:
         return take_output(walk, wire, type);
     case 7:
