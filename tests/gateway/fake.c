@@ -427,6 +427,18 @@ grpc_channel *client_connect(grpc_channel_credentials *credentials)
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)(uintptr_t)GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
          .value.integer = 1},
+        /* A connection that a loaded machine was too slow for must not keep the next one waiting
+         * for longer than a test waits: an attempt may take 20 seconds, and the pause grows to two
+         * minutes. */
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)(uintptr_t)GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
+         .value.integer = 100},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)(uintptr_t)GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+         .value.integer = 5000},
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)(uintptr_t)GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
+         .value.integer = 1000},
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)(uintptr_t)GRPC_ARG_ENABLE_RETRIES,
          .value.integer = 0},
@@ -438,7 +450,7 @@ grpc_channel *client_connect(grpc_channel_credentials *credentials)
          .key = (char *)(uintptr_t)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
          .value.string = (char *)(uintptr_t) "localhost"},
     };
-    grpc_channel_args channel_args = {credentials ? 4 : 3, args};
+    grpc_channel_args channel_args = {credentials ? 7 : 6, args};
     if (!credentials)
         credentials = grpc_insecure_credentials_create();
     grpc_channel *channel = grpc_channel_create(grpc_address, credentials, &channel_args);
