@@ -4,21 +4,10 @@
 
 #include "gpu-worker/cpu/f64_math.h"
 #include "gpu-worker/cpu/half.h"
+#include "gpu-worker/cpu/integers.h"
 
 #include <math.h>
 #include <string.h>
-
-#define UNSIGNED_TYPES(X)         \
-    X(UINT8, uint8_t, uint32_t)   \
-    X(UINT16, uint16_t, uint32_t) \
-    X(UINT32, uint32_t, uint32_t) \
-    X(UINT64, uint64_t, uint64_t)
-#define SIGNED_TYPES(X)         \
-    X(INT8, int8_t, uint32_t)   \
-    X(INT16, int16_t, uint32_t) \
-    X(INT32, int32_t, uint32_t) \
-    X(INT64, int64_t, uint64_t)
-#define INTEGER_TYPES(X) UNSIGNED_TYPES(X) SIGNED_TYPES(X)
 
 #define LOOP2(name, in_type, out_type, expression)                                           \
     static void name(const void *a_, size_t step_a, const void *b_, size_t step_b, void *y_, \

@@ -2,6 +2,7 @@
 #include "gpu-worker/cpu/wide.h"
 
 #include "gpu-worker/cpu/f64_math.h"
+#include "gpu-worker/cpu/integers.h"
 #include "gpu-worker/cpu/plain.h"
 
 #include <math.h>
@@ -64,19 +65,6 @@ void k_wide_run(k_wide_fn *fn, const struct k_wide_params *params, enum cm_dtype
 }
 
 /* ---- integers -------------------------------------------------------------------------------- */
-
-/* X(id, type, an unsigned type at least as wide as int, in which wrapping is defined) */
-#define UNSIGNED_TYPES(X)         \
-    X(UINT8, uint8_t, uint32_t)   \
-    X(UINT16, uint16_t, uint32_t) \
-    X(UINT32, uint32_t, uint32_t) \
-    X(UINT64, uint64_t, uint64_t)
-#define SIGNED_TYPES(X)         \
-    X(INT8, int8_t, uint32_t)   \
-    X(INT16, int16_t, uint32_t) \
-    X(INT32, int32_t, uint32_t) \
-    X(INT64, int64_t, uint64_t)
-#define INTEGER_TYPES(X) UNSIGNED_TYPES(X) SIGNED_TYPES(X)
 
 #define LOOP1(name, type, expression)                     \
     static void name(const void *in_, void *y_, size_t n) \
